@@ -26,10 +26,6 @@ from beam_pipeline.images.resize import RESAMPLING
 from beam_pipeline.schema import NAME_PATTERN, RECORD_KEYS, STATE_FOLDER, VERSION_PATTERN, canonical_json, is_utf8
 from beam_pipeline.schema.manifest import Column, Dtype
 
-# Flags of early development versions that manifests may have → what a job does now.
-REMOVED = {"progressive": False, "icc": "srgb", "keep_metadata": False}
-# Flags newer than some manifests: at these values they aren't in a configuration, so that it stays equal.
-ADDED = {"stratify": False, "split_folders": None}
 BY_NAME = "name"  # a value of --split_by
 ANY = "any"  # a value of --extensions
 _LONGEST_NAME = 100  # of a dataset: file names, with split, number and an index's suffix, stay below 255 bytes
@@ -75,6 +71,12 @@ def _folder(value: str | os.PathLike[str] | None, is_file: bool = False) -> str:
 
 
 _file = functools.partial(_folder, is_file=True)
+
+
+def _list(value: str | os.PathLike[str] | None) -> str:
+    if str(value).lower().endswith(".csv"):
+        raise ValueError("it can't be CSV: save its paths as a .txt file, one a line, or as JSONL")
+    return _file(value)
 
 
 def _name(value: str) -> str:
@@ -275,6 +277,25 @@ Url = Flag[str | os.PathLike[str] | None, str]
 _URLS, _CLASSES, _IMAGES, _SHARDS, _JOB = "input and output", "classes and splits", "images", "shards", "job"
 
 
+@dataclasses.dataclass(frozen=True)
+class RunContext:
+    """Facts of one run, which the launcher finds out for its workers: nothing that decides a byte.
+
+    Attributes:
+        id: of the run.
+        launcher: the versions that workers of a cluster must have; None if they are the launcher's own.
+        base_sha256: `self_sha256` of the base's manifest; "" without a base.
+        max_references: how many images a local runner has memory for; None for no limit.
+        compares: whether the job only compares.
+    """
+
+    id: str = dataclasses.field(default_factory=lambda: uuid.uuid4().hex)
+    launcher: Mapping[str, str] | None = None
+    base_sha256: str = ""
+    max_references: int | None = None
+    compares: bool = False
+
+
 # fmt: off
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Config:
@@ -302,6 +323,9 @@ class Config:
         "full URLs", "FILE")
     labels_file: Url = Flag(
         _URLS, "", _file, "class names in the order of their ids, one a line (default: sorted folder names)", "FILE")
+    exclude: Url = Flag(
+        _URLS, "", _list, "images to leave out, whose classes stay: a text file of paths below --input, one a line, or "
+        ".jsonl, with the lines that imageshards duplicates writes", "FILE")
     folders_are_classes: Switch = Flag(
         _URLS, False, _switch, "the folders are the classes, although they look like splits or like a folder above "
         "the classes: by their names, or since they hold the same sub-folders")
@@ -328,9 +352,6 @@ class Config:
     extensions: Flag[str | Iterable[str], frozenset[str]] = Flag(
         _IMAGES, ",".join(EXTENSIONS), _extensions, "suffixes of the files that are images; any: every "
         "file, also one without a suffix", "LIST")
-    duplicates: Text = Flag(
-        _IMAGES, "keep", ("keep", "report", "drop", "fail"),
-        "exact duplicates of an image: keep them all, report them in duplicates.jsonl, drop all but one, or fail")
     image_size: Flag[int | str | Sequence[int] | None, tuple[int, int] | None] = Flag(
         _IMAGES, "224", _size,
         "size of the stored images in pixels: 224, 224x320 (height x width), or none to keep each one's own", "SIZE")
@@ -383,10 +404,7 @@ class Config:
         _JOB, "", _base, "published version that unchanged images are taken from, with the same bytes as if they were "
         "converted, or none (default: the newest one with the same image flags and --seed)", "N.N.N")
     plan_only: Switch = Flag(
-        _JOB, False, _switch, "print the plan and an estimate of time, requests and dollars, and write no dataset")
-    prices: Url = Flag(
-        _JOB, "", _file, "prices for the estimate and the summary, in a file such as beam_pipeline/storage/prices.json "
-        "(default: that one, with Google's list prices)", "FILE")
+        _JOB, False, _switch, "print the plan and an estimate of CPU time, files and bytes, and write no dataset")
     repair: Switch = Flag(_JOB, False, _switch, "read every byte of a published version and rewrite what is corrupt")
     overwrite: Switch = Flag(_JOB, False, _switch, "delete a published version and rewrite it")
     restart: Switch = Flag(_JOB, False, _switch, "discard what an unpublished job has written, and start over")
@@ -396,18 +414,11 @@ class Config:
         _JOB, False, _switch, "submit the job to Dataflow and return; the same command later watches it")
     # fmt: on
 
-    # No flags; read by the launcher: the lines of `labels_file`, the column names of `manifest`.
+    # No flags; read by the launcher: the lines of `labels_file`, the column names of `manifest`, the hash of `exclude`.
     labels: tuple[str, ...] | None = None
     header: tuple[str, ...] = ()
-    # Facts of one run, set by the launcher: how many images a local runner has memory for, the versions that workers of
-    # a cluster must have, the base's `self_sha256`, whether the job only compares, whether the launcher holds the claim
-    # on a local version, and the job's id.
-    most_references: int | None = dataclasses.field(default=None, compare=False)
-    launcher: Mapping[str, str] | None = dataclasses.field(default=None, compare=False, repr=False)
-    base_sha256: str = dataclasses.field(default="", compare=False, repr=False)
-    compares: bool = dataclasses.field(default=False, compare=False, repr=False)
-    has_launcher: bool = dataclasses.field(default=False, compare=False, repr=False)
-    run_id: str = dataclasses.field(default_factory=lambda: uuid.uuid4().hex, compare=False, repr=False)
+    exclude_sha256: str = ""
+    context: RunContext = dataclasses.field(default_factory=RunContext, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         """Check the flags that depend on each other."""
@@ -441,6 +452,10 @@ class Config:
         for flag in ("overwrite", "restart"):
             if self.repair and getattr(self, flag):
                 raise UsageError(f"--repair and --{flag} can't be used together: leave out one")
+
+    def in_run(self, **facts: Any) -> Config:
+        """This configuration with other facts of its run."""
+        return dataclasses.replace(self, context=dataclasses.replace(self.context, **facts))
 
     @property
     def dataset_url(self) -> str:
@@ -500,13 +515,15 @@ class Config:
         """The `configuration` of the manifest: the flags that decide bytes, as JSON types."""
         fractions = self.split_fractions
         values = {name: getattr(self, name) for name, flag in FLAGS.items() if flag.group not in (_URLS, _JOB)}
-        values = {name: value for name, value in values.items() if name not in ADDED or value != ADDED[name]} | {
+        values |= {
             "splits": None if fractions is None else splits_text(fractions),
             "split_by": getattr(self.split_by, "pattern", self.split_by),
             "extensions": sorted(self.extensions),
             "labels": self.labels,
             "columns": msgspec.to_builtins(self.columns),
         }
+        if self.exclude:
+            values["exclude"] = self.exclude_sha256
         return dict(json.loads(canonical_json(values)))
 
 

@@ -29,6 +29,7 @@ from beam_pipeline.text import one_line, print_line
 EXIT_OK = 0
 EXIT_FAILED = 1
 EXIT_USAGE = 2
+INTERRUPTED = "interrupted; the same command resumes"
 
 
 class ImageShardsError(Exception):

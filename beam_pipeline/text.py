@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Collection
 from contextlib import suppress
-from typing import TextIO
+from typing import Any, TextIO
 
 
 def one_line(error: BaseException) -> str:
@@ -24,6 +24,11 @@ def name_line(name: str) -> str:
     return printable(name).replace("\n", "\\n")
 
 
+def shown_on(stream: Any) -> Any:
+    """The stream itself, or the terminal that `cli.quiet` has put a log in the place of."""
+    return getattr(stream, "terminal", stream)
+
+
 def print_line(text: str, stream: TextIO | None = None, end: str = "\n", wipe: bool = False) -> None:
     """Print `printable` text; a closed stream, or one without Unicode, doesn't fail the command.
 
@@ -33,7 +38,7 @@ def print_line(text: str, stream: TextIO | None = None, end: str = "\n", wipe: b
         end: printed after the text.
         wipe: whether to clear a terminal's line first.
     """
-    stream = stream or sys.stdout
+    stream = shown_on(stream or sys.stdout)
     if stream is None:  # it was closed when the process started
         return
     encoding = getattr(stream, "encoding", None) or "utf-8"

@@ -66,7 +66,9 @@ def job(images: str, output: str, emulator: str = "", is_kept: bool = False, **f
             yield manifest.records
         finally:
             if not is_kept:
-                storage.open_storage(root).delete_tree(root)
+                store = storage.open_storage(root)
+                for file in list(store.files(root)):
+                    store.delete(storage.join(root, file.path))
 
     return write
 

@@ -32,8 +32,8 @@ if TYPE_CHECKING:
     from reader.tensorflow import eval_dataset as eval_dataset
     from reader.tensorflow import train_dataset as train_dataset
     from reader.tools.bench import bench as bench
-    from reader.tools.copy import copy as copy
     from reader.tools.diff import diff as diff
+    from reader.tools.duplicates import duplicates as duplicates
     from reader.tools.index import index as index
     from reader.tools.rejects import rejects as rejects
     from reader.tools.show import show as show
@@ -55,9 +55,9 @@ _HOMES = {
     "as_torch": "torch",
     "augment": "",
     "bench": "tools.bench",
-    "copy": "tools.copy",
     "decode": "preprocess",
     "diff": "tools.diff",
+    "duplicates": "tools.duplicates",
     "eval_batches": "batches",
     "eval_dataset": "tensorflow",
     "evaluate": "training.evaluate",

@@ -1,7 +1,7 @@
 """Runs that were read once, kept undecoded in memory or on the local disk.
 
 `memory` costs the split's bytes on every host until the process ends, once for all readers of the same version. DIR
-costs as much disk, and several jobs may share it; one that `imageshards copy` made is full already.
+costs as much disk, and several jobs may share it; a local copy of the dataset is full already.
 
 The reader checks the CRC of every cached record, and reads a run with a corrupt one from the source again. A cache
 therefore needs no metadata, and recovers by itself from what a crash or another process corrupted.

@@ -38,7 +38,7 @@ from beam_pipeline.text import first_few, name_line, one_line, plural, print_lin
 from reader import with_install_hint
 from reader.info import DatasetInfo, load_info
 from reader.select import parse_classes
-from reader.tools.copy import checked_sizes, copy, dataset_hash
+from reader.tools.hash import checked_sizes, dataset_hash
 from reader.tools.rejects import find_rejects, rejects
 from reader.training.model_names import application_name
 from reader.training.options import AUGMENTS, PRESETS, TrainOptions, check_backend, read_run
@@ -80,7 +80,7 @@ def parser() -> tuple[Parser, list[str]]:
     root.add_argument("--version", action="store_true", help="Show the version, and what resizes images.")
     verbs = root.add_subparsers(title="commands", metavar="COMMAND")
     verbs.add_parser("write", help="Convert images in class folders into TFRecord shards of equal size.")
-    adds = (_add_info, _add_verify, _add_rejects, _add_diff, _add_show, _add_bench, _add_copy, _add_index)
+    adds = (_add_info, _add_verify, _add_rejects, _add_duplicates, _add_diff, _add_show, _add_bench, _add_index)
     for add in (*adds, _add_train, _add_evaluate, _add_predict):
         add(verbs)
     return root, list(verbs.choices)
@@ -302,6 +302,34 @@ def _rejects(given: argparse.Namespace) -> int:
     return EXIT_OK
 
 
+def _add_duplicates(verbs: Any) -> None:
+    flag = _add(
+        verbs,
+        "duplicates",
+        _duplicates,
+        "Find images with the same bytes: copies, leaks between splits, contradicting labels.",
+        "Compares the MD5s of the source files, which the record tables have, of all splits; rejected images have no "
+        "record. An index of third-party files has no MD5s: there the bytes of the stored images are compared.",
+        "datasets/photos/1.0.0 --out duplicates.jsonl",
+        "0 there are none, 1 there are some, or the dataset or its storage can't be read",
+    ).add_argument
+    flag("dataset", **_DATASET)
+    text = (
+        "File or URL for a list of all groups that imageshards write --exclude reads: one image of each is kept, the "
+    )
+    text += "first path outside train, else the first; with several labels, the list leaves it to you."
+    flag("--out", metavar="FILE", help=text)
+
+
+def _duplicates(given: argparse.Namespace) -> int:
+    from reader.tools.duplicates import duplicates
+
+    found = duplicates(given.dataset, given.out)
+    where = f"all of them: {given.out}" if given.out else "--out FILE writes a list of all of them"
+    _print(given, dataclasses.asdict(found), f"{found}\n{where}" if found else str(found))
+    return EXIT_FAILED if found else EXIT_OK
+
+
 def _add_show(verbs: Any) -> None:
     flag = _add(
         verbs,
@@ -441,43 +469,18 @@ def _show_progress(line: str) -> None:
     print_line(line, sys.stderr, end="" if is_terminal else "\n", wipe=is_terminal)
 
 
-def _add_copy(verbs: Any) -> None:
-    flag = _add(
-        verbs,
-        "copy",
-        _copy,
-        "Copy a dataset to a local folder and compare every checksum.",
-        "DIR is new, empty, or of an earlier copy of the same dataset, which is checked and completed.",
-        "gs://bucket/datasets/photos/1.0.0 /data/photos",
-        "0 every file is there and valid, 1 a file can't be read or isn't the published one",
-    ).add_argument
-    flag("dataset", **_DATASET)
-    flag("dir", metavar="DIR")
-
-
-def _copy(given: argparse.Namespace) -> int:
-    copied = copy(given.dataset, given.dir)
-    there = "all of them" if copied.kept == copied.files else f"{copied.kept:,} of them"
-    kept = f", {there} already there" if copied.kept else ""
-    text = (
-        f"OK: {plural(copied.files, 'file')}, {size_text(copied.bytes)} in {copied.folder}{kept}; all checksums match"
-    )
-    _print(given, dataclasses.asdict(copied), text)
-    return EXIT_OK
-
-
 def _add_diff(verbs: Any) -> None:
     flag = _add(
         verbs,
         "diff",
         _diff,
         "Show what differs between two versions of a dataset: images, classes, flags.",
-        "An image that moved to another path is neither added nor gone.",
+        "An image that moved to another path is neither added nor gone. One version is compared with the one before.",
         "datasets/photos/1.0.0 datasets/photos/1.1.0",
         "0 they hold the same images, 1 they differ",
     ).add_argument
     flag("dataset", metavar="A")
-    flag("other", metavar="B")
+    flag("other", metavar="B", nargs="?")
 
 
 def _diff(given: argparse.Namespace) -> int:

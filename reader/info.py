@@ -170,27 +170,19 @@ class DatasetInfo:
 
     @property
     def tables(self) -> dict[str, FileSums]:
-        """Path of each shard's record table in the dataset's folder → its size and sums; older versions have none."""
+        """Path of each shard's record table in the dataset's folder → its size and sums."""
         shards = (shard for split in self.splits.values() for shard in split.shards)
-        return {schema.table_file(shard.file): shard.table for shard in shards if shard.table}
-
-    def published_table(self, shard: ShardInfo) -> FileSums:
-        """Size and sums of a shard's record table. Raises ImageShardsError: the version is an older one without any."""
-        if shard.table is None:
-            raise ImageShardsError(
-                f"{self.url} has no record tables, since it was written before there were any: write it again"
-            )
-        return shard.table
+        return {schema.table_file(shard.file): shard.table for shard in shards}
 
     def load_table(self, shard: ShardInfo) -> Table:
         """The record table of a shard: `table["class"]` has a value for each record, in file order.
 
         Raises:
-            ImageShardsError: the version is an older one that has none, or the file isn't the one that was published.
+            ImageShardsError: the file isn't the one that was published.
         """
-        path, published = self.path(schema.table_file(shard.file)), self.published_table(shard)
+        path = self.path(schema.table_file(shard.file))
         data = self.storage.read(path)
-        if schema.sha256(data) != published.sha256:
+        if schema.sha256(data) != shard.table.sha256:
             raise ImageShardsError(f"{path} isn't the record table that was published; run the job with --repair")
         return read_table(data)
 
@@ -274,6 +266,16 @@ def load_info(url: str | os.PathLike[str]) -> DatasetInfo:
         if is_wanted and (info := _open(storage, f"{url}/{version}")):
             return info
     raise NotPublishedError(_diagnose(storage, url, given, names, versions))
+
+
+def version_before(info: DatasetInfo) -> DatasetInfo:
+    """The newest published version that is earlier, next to this one. Raises UsageError if there is none."""
+    folder, _, version = info.url.rpartition("/")
+    versions = schema.newest_first([*info.storage.names(folder), f"{version}/"])
+    for earlier in versions[versions.index(version) + 1 :] if version in versions else ():
+        if earlier != version and (before := _open(info.storage, f"{folder}/{earlier}")):
+            return before
+    raise UsageError(f"{info.url}: no earlier version is published next to it: name the other version, too")
 
 
 def _open(storage: Storage, url: str) -> DatasetInfo | None:

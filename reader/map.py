@@ -66,7 +66,7 @@ def records(
 
     Raises:
         UsageError: no such split, feature, class or size, or nothing is selected.
-        ImageShardsError: the version has no record tables, or is compressed.
+        ImageShardsError: the version is compressed.
     """
     info = as_info(info)
     where = select(info, split, classes, where)
@@ -93,7 +93,7 @@ class Records:
         self._info, self._split = info, split
         self._table, self._store = info.run_table(split), info.shard_storage
         self._lengths, self._names = self._kept("bytes", 4), self._kept("name", 8)
-        self._lengths(self._table.files[0])  # if there are no tables, it says so now
+        self._lengths(self._table.files[0])  # a compressed version says so now
         self._chosen = None if selection is None else selection.numbers()  # of the records of the split
         self.classes: tuple[str, ...] = info.classes if selection is None else selection.classes
         if names is None:  # `class` says what the one-hot vector says

@@ -107,7 +107,7 @@ class Phase(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
         return self.hosts * self.taken - self.offset
 
 
-class Position(Struct, frozen=True, tag_field="format", tag=2, forbid_unknown_fields=True):
+class Position(Struct, frozen=True, tag_field="format", tag=1, forbid_unknown_fields=True):
     """How far the endless stream of epochs that `train_batches` reads has been trained on.
 
     Attributes:

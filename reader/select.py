@@ -9,7 +9,6 @@ Everything follows from the columns of the record tables (`schema.table`): no re
 from __future__ import annotations
 
 import difflib
-import functools
 import hashlib
 import itertools
 import json
@@ -93,7 +92,7 @@ class Selection:
             with_labels: read the column `class`, too.
 
         Raises:
-            ImageShardsError: there are no record tables, or they aren't those of these shards.
+            ImageShardsError: the record tables aren't those of these shards.
         """
         runs, mask, new = info.run_table(split), self.mask(), np.array(self.labels, np.int32)
         index, (start, size) = np.empty(self.size, np.uint16), np.empty((2, self.size), np.uint32)
@@ -137,7 +136,7 @@ def select(
 
     Raises:
         UsageError: an unknown class or column, `where` failed or returned something else, or nothing is selected.
-        ImageShardsError: the dataset is compressed, or has no record tables.
+        ImageShardsError: the dataset is compressed.
     """
     if classes is None and where is None and not or_all:
         return None
@@ -367,7 +366,7 @@ class Columns(Mapping[str, Array]):
     """Rows [start, stop) of a shard's record table by column, each read by a range request when it is first asked for.
 
     Raises:
-        ImageShardsError: there is no table, or it isn't this shard's.
+        ImageShardsError: the dataset is compressed, or the table isn't this shard's.
     """
 
     def __init__(self, info: DatasetInfo, shard: Shard, start: int = 0, stop: int | None = None) -> None:
@@ -375,21 +374,26 @@ class Columns(Mapping[str, Array]):
         self._stop = shard.records if stop is None else stop
         self.records = self._stop - start
         self._path = info.path(schema.table_file(shard.file))
+        self._header: Mapping[str, Field] | None = None
         self._loaded: dict[str, Array] = {}
 
-    @functools.cached_property
+    @property
     def _fields(self) -> Mapping[str, Field]:
+        if self._header is None:  # not a cached_property: in Python 3.11 one lock makes all instances wait
+            self._header = self._read_header()
+        return self._header
+
+    def _read_header(self) -> Mapping[str, Field]:
         if self._info.compression != "none":
             raise ImageShardsError(
                 f"{self._info.url} is compressed with {self._info.compression}, so it has no record tables to select "
                 "by: write it with --compression none"
             )
-        published = self._info.published_table(self.shard)
         try:
             fields, size = table_fields(lambda stop: self._info.storage.read(self._path, 0, stop), _HEADER_BYTES)
         except ValueError:
             raise self.error() from None
-        if published.bytes != size or any(one.shape[0] != self.shard.records for one in fields.values()):
+        if self.shard.table.bytes != size or any(one.shape[0] != self.shard.records for one in fields.values()):
             raise self.error()
         return fields
 

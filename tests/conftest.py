@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import signal
 from collections.abc import Iterator
 from functools import partial
@@ -99,6 +100,16 @@ def s3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[servers.S3]:
         yield server
 
 
+@pytest.fixture(scope="session")
+def az(tmp_path_factory: pytest.TempPathFactory) -> Iterator[servers.Azure]:
+    """Azurite, which az:// URLs lead to."""
+    if shutil.which("azurite-blob") is None:
+        pytest.skip(servers.HOW_TO_ENABLE_AZ)
+    log = tmp_path_factory.mktemp("az") / "server.log"
+    with servers.azurite(log) as server, reached(server.variables):
+        yield server
+
+
 def forget_clients() -> None:
     """A client keeps the address that it was made with."""
     from beam_pipeline import storage
@@ -106,7 +117,7 @@ def forget_clients() -> None:
     storage.storage_of.cache_clear()
 
 
-@pytest.fixture(params=["local", "gs", "s3"])
+@pytest.fixture(params=["local", "gs", "s3", "az"])
 def bucket(request: pytest.FixtureRequest, tmp_path: Path) -> servers.Bucket:
     """An empty folder here and a bucket of each protocol in turn; `indirect` parameters name fewer of them."""
 
@@ -117,6 +128,6 @@ def bucket(request: pytest.FixtureRequest, tmp_path: Path) -> servers.Bucket:
 
     if request.param == "local":
         return servers.Bucket(str(tmp_path / "bucket"), put_file)
-    server = request.getfixturevalue("gcs" if request.param == "gs" else "s3")
+    server = request.getfixturevalue({"gs": "gcs"}.get(request.param, request.param))
     name = server.new_bucket()
     return servers.Bucket(f"{request.param}://{name}", partial(server.put, name))

@@ -10,7 +10,7 @@ import math
 import os
 import traceback
 import unicodedata
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 from unittest import mock
@@ -19,6 +19,7 @@ import numpy as np
 from PIL import Image
 
 from beam_pipeline import errors, schema
+from beam_pipeline.config import Config
 from beam_pipeline.schema.job import Plan
 from beam_pipeline.schema.manifest import Statistics
 
@@ -40,6 +41,14 @@ REFUSED_BY_OBSTORE = [
 ]
 ONLY_REMOTE = ["y" * 900 + ".jpg", *REFUSED_BY_OBSTORE[:5]]
 TWO_SPLITS = ("--splits", "train=0.8,validation=0.2", "--num_shards", "2")
+
+
+def parsed(arguments: Sequence[str]) -> tuple[Config, list[str]]:
+    """What a command line says: our configuration, and the arguments for Beam."""
+    from beam_pipeline.cli.main import beam_arguments, parse
+
+    config, rest = parse(arguments)
+    return config, beam_arguments(rest) if rest else []
 
 
 def picture(width: int = 48, height: int = 36, seed: int = 0) -> Image.Image:
@@ -187,4 +196,4 @@ def before(monkeypatch: Any, owner: Any, method: str, act: Callable[..., object]
 def plan_of(**parts: Any) -> Plan:
     """A plan of nothing, with these parts."""
     empty: dict[str, Any] = {"configuration": {}, "classes": (), "features": (), "splits": {}, "codec": {}}
-    return Plan(**empty | {"statistics": Statistics((), (), 0), "inputs": "", "dropped": ""} | parts)
+    return Plan(**empty | {"statistics": Statistics((), (), 0), "inputs": ""} | parts)

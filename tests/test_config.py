@@ -146,7 +146,6 @@ HALVES = "train=0.5,validation=0.5"
         ({"output": "/out"}, {"output": "gs://bucket/out"}),
         ({"io_deadline": 5, "fetch_concurrency": 2, "decode_threads": 7, "max_reject_fraction": 0.5}, {}),
         ({"repair": True}, {"overwrite": True}),
-        ({"prices": "/prices.json"}, {}),
         ({"labels_file": "/a.txt", "labels": ("a",)}, {"labels_file": "/b.txt", "labels": ("a",)}),
     ],
 )  # fmt: skip
@@ -163,18 +162,14 @@ def test_what_does_not_decide_bytes_has_no_part_in_the_fingerprint(one: dict, ot
         ("jpeg_subsampling", "4:4:4"), ("target_shard_bytes", "1MB"), ("num_shards", 2), ("compression", "gzip"),
         ("max_pixels", 5), ("max_image_bytes", 5), ("labels", ("a", "b")), ("layout", "split_class_folders"),
         ("extensions", "jpg"), ("background", "red"), ("channels", 1), ("optimize", True), ("allow_truncated", True),
-        ("duplicates", "drop"),
     ],
 )  # fmt: skip
 def test_what_decides_bytes_changes_the_fingerprint(flag: str, value: object) -> None:
     assert config(**{flag: value}).fingerprint() != config().fingerprint()
 
 
-def test_a_flag_that_is_newer_than_a_manifest_is_in_the_fingerprint_only_if_it_is_used() -> None:
-    assert "stratify" not in config(splits=HALVES).fingerprint()
-    assert config(splits=HALVES, stratify=True).fingerprint() == config(splits=HALVES).fingerprint() | {
-        "stratify": True
-    }
+def test_stratify_decides_bytes() -> None:
+    assert config(splits=HALVES, stratify=True).fingerprint() != config(splits=HALVES).fingerprint()
 
 
 def test_the_order_in_which_shares_are_dealt_decides_bytes() -> None:

@@ -18,12 +18,11 @@ from apache_beam.pipeline import PipelineVisitor
 import imageshards
 import reader
 from beam_pipeline import __version__, sample_data
-from beam_pipeline.cli.main import parse
 from beam_pipeline.config import Config
 from beam_pipeline.pipeline import elements, graph
 from beam_pipeline.schema.job import Run
 from tests.blocks import blocks, run
-from tests.make import ROOT
+from tests.make import ROOT, parsed
 from tools.engines import cluster, portable
 
 FOLDERS = (".", "docs", "docs/decisions", "deploy", "examples")
@@ -163,7 +162,7 @@ def _section(title: str) -> str:
 
 def test_the_document_s_commands_are_read_and_there_is_one_for_each_engine() -> None:
     for arguments in SHOWN:
-        config, options = parse(shlex.split(arguments, comments=True))
+        config, options = parsed(shlex.split(arguments, comments=True))
         assert config.output.startswith("gs://") and options, arguments
     assert sum("DataflowRunner" in one for one in SHOWN) >= 2
     assert sum("PortableRunner" in one for one in SHOWN) >= 1
@@ -184,7 +183,7 @@ class Steps(PipelineVisitor):
 
 def test_the_table_of_steps_is_the_graph_of_the_job() -> None:
     pipeline, steps = beam.Pipeline(options=PipelineOptions([])), Steps()
-    graph.build(pipeline, Config(input="in", output="out", name="photos", duplicates="report"), Run())
+    graph.build(pipeline, Config(input="in", output="out", name="photos"), Run())
     pipeline.visit(steps)
     assert re.findall(r"^\| `(\w+)` \|", _section("Reading the job's page"), re.MULTILINE) == steps.top
 

@@ -19,14 +19,17 @@ from tests import make
 from tests.reading.shards import make_dataset
 from tests.reading.without import run_without
 
-VERBS = ["write", "info", "verify", "rejects", "diff", "show", "bench", "copy", "index", "train", "evaluate", "predict"]
+VERBS = [
+    *("write", "info", "verify", "rejects", "duplicates", "diff", "show", "bench", "index"),
+    *("train", "evaluate", "predict"),
+]
 HEAVY = "apache_beam,tensorflow,keras,jax,torch,PIL,simplejpeg,obstore,matplotlib"
 
 
 def test_help_has_one_line_for_each_verb_and_version_is_the_distributions(capsys: pytest.CaptureFixture[str]) -> None:
     assert imageshards.main(["--help"]) == 0
     shown = capsys.readouterr().out
-    assert re.findall(r"^    ([a-z]+) +[A-Z]", shown, re.MULTILINE) == VERBS
+    assert re.findall(r"^    ([a-z]+)(?: +[A-Z].*)?$", shown, re.MULTILINE) == VERBS
     assert imageshards.main([]) == 2
     assert capsys.readouterr() == ("", shown)
     assert imageshards.main(["--version"]) == 0

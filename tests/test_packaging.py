@@ -99,7 +99,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_wheel_holds_both_packages_and_the_command_and_nothing_else(wheel: Path) -> None:
     names = zipfile.ZipFile(wheel).namelist()
     shipped = {name for name in names if ".dist-info/" not in name and not name.endswith("/")}
-    data = {"beam_pipeline/py.typed", "reader/py.typed", "beam_pipeline/storage/prices.json"}
+    data = {"beam_pipeline/py.typed", "reader/py.typed"}
     assert shipped == modules() | data | ({"beam_pipeline/images/_resample.abi3.so"} if COMPILES else set())
     assert any(name.endswith("licenses/LICENSE") for name in names)
 

@@ -1,24 +1,23 @@
-"""The process of `imageshards write`: Ctrl-C ends it with one line, and no traceback of Beam reaches stderr."""
+"""The process of a job, of `imageshards write` or of a notebook: Ctrl-C ends it with one line."""
 
 from __future__ import annotations
 
 import glob
 import os
+import pickle
 import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+import traceback
+from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
-from typing import Any, NoReturn, TextIO, cast
+from typing import Any, NoReturn
 
 from beam_pipeline import require_pipeline
-from beam_pipeline.errors import ImageShardsError, UsageError, print_error
-from beam_pipeline.text import print_line
-
-INTERRUPTED = ImageShardsError("interrupted; the same command resumes")
-_ERROR = "error: "  # begins our lines in workers, such as the last one of a worker whose decoder hangs
+from beam_pipeline.errors import EXIT_FAILED, INTERRUPTED, ImageShardsError, UnforeseenError, UsageError, print_error
+from beam_pipeline.text import shown_on
 
 
 def command(arguments: Sequence[str] | None = None) -> int:
@@ -43,7 +42,7 @@ def command(arguments: Sequence[str] | None = None) -> int:
 
 def _end(number: int, *_: object) -> NoReturn:
     with suppress(OSError, ValueError, AttributeError):  # closed
-        stderr = sys.stderr.fileno()  # not always 2, see `only_our_lines`
+        stderr = shown_on(sys.stderr).fileno()
         wipe = b"\r\033[K" if os.isatty(stderr) else b""  # the progress line
         os.write(stderr, wipe + f"error: {INTERRUPTED}\n".encode())
     end_process(number)
@@ -66,7 +65,7 @@ def end_process(number: int = signal.SIGINT) -> NoReturn:
     if number == signal.SIGTERM:  # the exit status tells its sender
         signal.signal(number, signal.SIG_DFL)
         os.kill(os.getpid(), number)
-    os._exit(INTERRUPTED.exit_code)
+    os._exit(EXIT_FAILED)
 
 
 def _descendants(process: str) -> list[str]:
@@ -79,55 +78,27 @@ def _descendants(process: str) -> list[str]:
     return ids
 
 
-@contextmanager
-def only_our_lines() -> Iterator[None]:
-    """Keep stderr to our own lines while a local job runs: drops tracebacks, and what workers print but our errors."""
-    stderr = sys.stderr
+def run_here() -> None:
+    """A notebook's new process: runs the job and writes its result to the file whose descriptor is the argument."""
+    signal.signal(signal.SIGINT, lambda *_: end_process())
+    from beam_pipeline.cli.quiet import only_our_lines
+    from beam_pipeline.cli.run import run
+
+    question = pickle.load(sys.stdin.buffer)  # noqa: S301 - from the caller's process
+    threading.Thread(target=_end_with_caller, daemon=True).start()
     try:
-        is_shared = stderr.fileno() == 2  # else workers print elsewhere: a test, a caller that collects our lines
-    except (OSError, ValueError):
-        is_shared = False
-    if not is_shared:
-        sys.stderr = cast(TextIO, _WithoutTracebacks(stderr))
-        try:
-            yield
-        finally:
-            sys.stderr = stderr
-        return
-    terminal, (reading, writing) = os.dup(2), os.pipe()
-    with open(terminal, "w", encoding=stderr.encoding, errors=stderr.errors, buffering=1) as stream:
-        sys.stderr = cast(TextIO, _WithoutTracebacks(stream))
-        os.dup2(writing, 2)
-        os.close(writing)
-        relay = threading.Thread(target=_relay, args=(reading, stream), daemon=True)
-        relay.start()
-        try:
-            yield
-        finally:
-            os.dup2(terminal, 2)
-            sys.stderr = stderr
-            relay.join(1)  # until the last worker has ended
+        with only_our_lines():
+            result: Any = run(*question)
+    except UnforeseenError as error:
+        error.add_note("".join(traceback.format_exception(error)))
+        result = error
+    except (ImageShardsError, KeyboardInterrupt) as error:
+        result = error
+    with open(int(sys.argv[1]), "wb") as answer:
+        pickle.dump(result, answer)
 
 
-def _relay(reading: int, stream: TextIO) -> None:
-    with open(reading, encoding="utf-8", errors="replace") as lines:
-        for line in lines:
-            if line.startswith(_ERROR):
-                print_line(line.rstrip("\n"), stream)
-
-
-class _WithoutTracebacks:
-    """A stream that drops tracebacks, which threads print as one text, and the line end that `print` writes next."""
-
-    def __init__(self, stream: TextIO) -> None:
-        self._stream = stream
-        self._thread = threading.local()  # workers' threads fail at the same time
-
-    def write(self, text: str) -> int:
-        is_traceback = text.startswith("Traceback (most recent call last)") and text.count("\n") > 1
-        follows_one = text == "\n" and getattr(self._thread, "dropped", False)
-        self._thread.dropped = is_traceback
-        return len(text) if is_traceback or follows_one else self._stream.write(text)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._stream, name)
+def _end_with_caller() -> None:
+    """A notebook's kernel may be killed or restarted."""
+    os.read(0, 1)
+    os.kill(os.getpid(), signal.SIGINT)  # signals are handled in the main thread

@@ -26,7 +26,7 @@ from apache_beam.options.pipeline_options import (
     WorkerOptions,
 )
 
-from beam_pipeline.cli import cost, dataflow
+from beam_pipeline.cli import dataflow
 from beam_pipeline.cli.progress import ProgressLine
 from beam_pipeline.config import Config, wrong
 from beam_pipeline.conversion.versions import versions
@@ -36,7 +36,6 @@ from beam_pipeline.inputs import limits
 from beam_pipeline.pipeline import graph
 from beam_pipeline.schema.job import Run
 from beam_pipeline.schema.manifest import Content
-from beam_pipeline.storage import usage
 from beam_pipeline.text import one_line, print_line
 from beam_pipeline.transforms import WriteDataset
 
@@ -98,11 +97,11 @@ class Job:
         """The configuration with facts of this run: a local job's memory, or the versions that workers must have."""
         if not self.is_local:
             threads = config.decode_threads or (dataflow.DECODE_THREADS if self.is_dataflow else 0)
-            return dataclasses.replace(config, launcher=versions(), decode_threads=threads)
+            return dataclasses.replace(config, decode_threads=threads).in_run(launcher=versions())
         has_workers = self._options.view_as(DirectOptions).direct_running_mode == "multi_processing"
         one_process = not has_workers and self.runner == _IN_PROCESS
         bytes_each = limits.IN_PROCESS_BYTES if one_process else limits.BETWEEN_PROCESSES_BYTES
-        return dataclasses.replace(config, most_references=limits.most_references(bytes_each))
+        return config.in_run(max_references=limits.max_references(bytes_each))
 
     def write(self, config: Config, command: Sequence[str] = ()) -> bool:
         """Convert the images and publish, or with `--plan_only` store the plan in the state folder.
@@ -113,23 +112,21 @@ class Job:
         Returns:
             Whether the job is done: False with `--detach`, or if only a template was written.
         """
-        launcher = usage.take()
-        launcher.cpu_s = 0.0  # it isn't the job's
         run = Run(
             command=tuple(without_secrets(command)),
             runner=self.runner,
             started_unix_s=int(time.time()),
             versions=graph.software_versions(),
-            used=launcher,
-            prices=cost.prices_of(config, self.fleet(config)),
         )
         return self._run(config, lambda: WriteDataset(config, run=run).expand(self._pipeline))
 
-    def fleet(self, config: Config) -> cost.Fleet:
-        """What the job runs on."""
-        if self.is_dataflow:
-            return cost.dataflow_fleet(self._options.get_all_options())
-        return cost.Fleet("this machine", config.threads) if self.is_local else cost.Fleet("the cluster")
+    def cores(self, config: Config) -> int | None:
+        """Of this machine, or of the most workers that Dataflow starts; None if unknown, as of a cluster."""
+        if self.is_local:
+            return config.threads
+        worker = self._options.view_as(WorkerOptions)
+        cores = dataflow.cores_of(worker.machine_type) if self.is_dataflow else None
+        return cores and cores * worker.max_num_workers
 
     def compare(self, config: Config, manifest: Content) -> bool:
         """Compare a published version with its input and files, and store the result in the state folder.
@@ -138,7 +135,7 @@ class Job:
             The same as `write`.
         """
         cloud = self._pipeline.options.view_as(GoogleCloudOptions)
-        config = dataclasses.replace(config, detach=False, compares=True)
+        config = dataclasses.replace(config, detach=False).in_run(compares=True)
         if cloud.job_name:
             cloud.job_name += "-compare"
         done = self._run(config, lambda: graph.build_comparison(self._pipeline, config, manifest.self_sha256))
@@ -165,7 +162,11 @@ class Job:
                 return self._pipeline.run().wait_until_finish()
         from beam_pipeline.cli.watch import printing_job_states
 
-        with _ctrl_c_raises(), printing_job_states(), _translating_job_errors():
+        with (
+            _ctrl_c_raises(),
+            printing_job_states("apache_beam.runners.portability.portable_runner"),
+            _translating_job_errors(),
+        ):
             return self._pipeline.run().wait_until_finish()
 
     def _submit_and_watch(self, config: Config, build: Callable[[], object]) -> bool:

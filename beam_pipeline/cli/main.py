@@ -6,7 +6,6 @@ import argparse
 import atexit
 import difflib
 import gc
-import logging
 import os
 import re
 import shlex
@@ -14,17 +13,14 @@ import sys
 import tempfile
 import traceback
 from collections.abc import Collection, Sequence
-from contextlib import nullcontext
 from itertools import takewhile
-from warnings import filterwarnings
 
 from beam_pipeline import storage
-from beam_pipeline.cli.command import INTERRUPTED, only_our_lines
 from beam_pipeline.cli.messages import published_text
-from beam_pipeline.cli.run import run
+from beam_pipeline.cli.quiet import only_our_lines
+from beam_pipeline.cli.run import launched
 from beam_pipeline.config import FLAGS, Config
-from beam_pipeline.errors import EXIT_OK, ImageShardsError, UnforeseenError, UsageError, print_error
-from beam_pipeline.images.formats import hide_warnings
+from beam_pipeline.errors import EXIT_OK, INTERRUPTED, ImageShardsError, UnforeseenError, UsageError, print_error
 from beam_pipeline.text import one_line, print_line
 
 _USAGE = "imageshards write --input DIR --output ROOT --name NAME [FLAG ...] [BEAM OPTION ...]"
@@ -49,26 +45,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if sys.stderr is None:  # it was closed when the process started, and runners print there
         sys.stderr = open(os.devnull, "w")  # noqa: SIM115 - for the life of the process
     atexit.register(gc.freeze)  # else Python ends with a garbage collection over all of Beam: 0.4 s
-    level = logging.root.level
     try:
-        config, beam_arguments = parse(arguments)
-        options, prints_errors, is_local = None, True, False
-        if beam_arguments:
-            from apache_beam.options.pipeline_options import PipelineOptions
+        config, rest = parse(arguments)
+        with launched(config) as launch:
+            options, prints_errors = None, True
+            if rest:
+                from apache_beam.options.pipeline_options import PipelineOptions
 
-            from beam_pipeline.cli import job
+                from beam_pipeline.cli import job
 
-            options = PipelineOptions(beam_arguments)
-            is_local = job.runs_locally(options)
-            prints_errors = is_local or job.is_dataflow(options)
-        if prints_errors:
-            logging.root.setLevel(logging.CRITICAL + 1)  # a runner's tracebacks would bury our one line
-        hide_warnings()
-        # Users' own credentials are what docs/dataflow.md recommends.
-        filterwarnings("ignore", "Your application has authenticated using end user credentials")
-        filterwarnings("ignore", "Unrecognized JobState")  # newer than the library
-        with only_our_lines() if is_local else nullcontext():
-            manifest = run(config, options, ["imageshards", "write", *arguments])
+                options = PipelineOptions(beam_arguments(rest))
+                prints_errors = job.runs_locally(options) or job.is_dataflow(options)
+            with only_our_lines(logs=not prints_errors):
+                manifest = launch(options, ["imageshards", "write", *arguments])
         if manifest is not None:
             print_line(published_text(manifest))
         return EXIT_OK
@@ -79,25 +68,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except ImageShardsError as error:
         return print_error(error)
     except KeyboardInterrupt as error:  # with a text if a job on Dataflow runs on
-        return print_error(ImageShardsError(str(error)) if str(error) else INTERRUPTED)
-    finally:
-        logging.root.setLevel(level)
+        return print_error(ImageShardsError(str(error) or INTERRUPTED))
 
 
 def parse(arguments: Sequence[str]) -> tuple[Config, list[str]]:
-    """Split the command line.
+    """Read our own flags, without Beam, whose import takes seconds: `--help` and most mistakes are answered at once.
 
-    Our own flags are parsed without Beam, whose import takes seconds, so `--help` and most mistakes are answered at
-    once. A dash in a flag is read as an underscore: `--image-size 224` is `--image_size 224`.
+    A dash in a flag is read as an underscore: `--image-size 224` is `--image_size 224`.
 
     Args:
         arguments: without the program's name.
 
     Returns:
-        Our configuration, and the arguments for Beam's `PipelineOptions`.
+        Our configuration, and the arguments that are left for Beam.
 
     Raises:
-        UsageError: a bad value, or a flag that neither we nor Beam have, with the nearest one that exists.
+        UsageError: a bad value, or a misspelled flag, with the nearest one that exists.
     """
     ours, rest = _parsed(_our_parser(), _with_underscores(arguments, _OURS))
     for number, argument in enumerate(rest):
@@ -105,16 +91,23 @@ def parse(arguments: Sequence[str]) -> tuple[Config, list[str]]:
         # After one of Beam's flags it may be its value.
         if _nearest(argument, _OURS, _SURELY_OURS) if is_flag else number == 0:
             raise _unknown(rest[number:], _OURS, vars(ours))
-    config = Config(**vars(ours))
-    if rest:
-        parser, flags = beams_parser()
-        rest = _with_underscores(rest, flags)
-        for number, (argument, following) in enumerate(zip(rest, [*rest[1:], "--"], strict=True)):
-            if argument == "--dry_run" and following.startswith("--"):  # Beam's flag needs a value
-                rest[number] = "--dry_run=True"
-        if unknown := _parsed(parser, rest)[1]:
-            raise _unknown(unknown, [*_OURS, *flags], vars(ours))
-    return config, rest
+    return Config(**vars(ours)), rest
+
+
+def beam_arguments(rest: Sequence[str]) -> list[str]:
+    """The arguments that `parse` left, for Beam's `PipelineOptions`.
+
+    Raises:
+        UsageError: a flag that neither we nor Beam have, with the nearest one that exists.
+    """
+    parser, flags = beams_parser()
+    arguments = _with_underscores(rest, flags)
+    for number, (argument, following) in enumerate(zip(arguments, [*arguments[1:], "--"], strict=True)):
+        if argument == "--dry_run" and following.startswith("--"):  # Beam's flag needs a value
+            arguments[number] = "--dry_run=True"
+    if unknown := _parsed(parser, arguments)[1]:
+        raise _unknown(unknown, [*_OURS, *flags], FLAGS)
+    return arguments
 
 
 def _parsed(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:

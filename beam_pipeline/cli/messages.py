@@ -6,24 +6,51 @@ import re
 import unicodedata
 from itertools import pairwise
 
-from msgspec import UNSET
+from msgspec import UNSET, UnsetType
 
-from beam_pipeline.cli import cost
+from beam_pipeline.cli.progress import duration
 from beam_pipeline.config import Config
-from beam_pipeline.schema.job import Plan, Skipped, as_run
+from beam_pipeline.schema.job import Excluded, Plan, PlannedJob, Skipped, as_run
 from beam_pipeline.schema.manifest import ALREADY_PUBLISHED, PUBLISHED, Manifest
 from beam_pipeline.text import first_few, plural, size_text
 
 _FEW = 5  # fewer records of a class in a split are too few to train or evaluate with
 
 
-def plan_text(plan: Plan) -> str:
+def plan_text(plan: Plan, excluded: Excluded | UnsetType = UNSET) -> str:
     """The plan's splits and their shards, for `--plan_only`."""
     lines = []
     for name, split in sorted(plan.splits.items()):
         mean = size_text(split.estimated_bytes / split.shards)
         lines.append(f"{name}: {plural(split.images, 'image')} in {plural(split.shards, 'shard')} of about {mean}")
+    lines += _excluded(excluded) + _unmatched(excluded)
     return "\n".join([*lines, f"{plural(len(plan.classes), 'class')}; nothing was written"])
+
+
+def estimate_text(planned: PlannedJob, cores: int | None, base: str) -> str:
+    """The work of a planned job, for `--plan_only`.
+
+    Args:
+        planned: the plan and its sample.
+        cores: that the job runs on; None if unknown.
+        base: the version that unchanged images are taken from, or "".
+    """
+    plan, sampled = planned.plan, max(1, planned.sampled)
+    reused = plan.images * planned.unchanged // sampled
+    read = plan.images - plan.images * planned.unread // sampled
+    cpu_s = (plan.images - reused) * planned.cpu_s
+    on = f": {duration(cpu_s / cores)} on {plural(cores, 'core')} if none is idle" if cores else ""
+    source_bytes = size_text(planned.source_bytes * read // plan.images)
+    record_bytes = size_text(sum(split.estimated_bytes for split in plan.splits.values()))
+    lines = [
+        f"estimated from {plural(planned.sampled, 'sampled image')}:",
+        f"{_cpu_text(cpu_s)} to convert {plural(plan.images - reused, 'image')}{on}",
+        f"reads {plural(read, 'file')} ({source_bytes}), writes {plural(plan.shards, 'shard')} ({record_bytes})",
+    ]
+    if reused:
+        of = f"{planned.unchanged:,} of the {planned.sampled:,} sampled are unchanged"
+        lines.append(f"{plural(reused, 'image')} reused from {base}: {of}")
+    return "\n  ".join(lines)
 
 
 def published_text(manifest: Manifest) -> str:
@@ -41,7 +68,7 @@ def published_text(manifest: Manifest) -> str:
     by_reason = ", ".join(f"{reason} {count}" for reason, count in sorted(manifest.rejects.items()))
     reasons = f" ({by_reason}; see rejects.jsonl)" if by_reason else ""
     lines.append(f"{plural(manifest.images, 'image')} listed = {records} + {rejects}{reasons}")
-    lines += _skipped(run.skipped)
+    lines += _excluded(run.excluded) + _skipped(run.skipped)
     if base := run.base:
         gone = "" if base.gone is UNSET else f", {base.gone:,} gone"
         lines.append(f"{base.encoded:,} encoded, {base.taken:,} taken from {base.version}{gone}")
@@ -50,12 +77,14 @@ def published_text(manifest: Manifest) -> str:
         unchanged = f"{passed.get('whole', 0):,} byte for byte"
         lines.append(f"{plural(stored, 'image')} stored without re-encoding ({unchanged})")
     lines.append(plural(len(manifest.classes), "class"))
-    groups = data.get("duplicates", {})
-    if groups.get("groups"):
-        images, of = plural(groups["images"], "image"), plural(groups["groups"], "group")
-        lines.append(f"{images} with exact duplicates in {of}: see duplicates.jsonl")
-    lines += cost.spent_text(run) if manifest.outcome == PUBLISHED else []
+    if manifest.outcome == PUBLISHED and run.cpu_s:
+        read, wrote = size_text(run.source_bytes), size_text(run.shard_bytes)
+        lines.append(f"{_cpu_text(run.cpu_s)} to convert; read {read}, wrote {wrote}")
     return "\n  ".join(lines)
+
+
+def _cpu_text(seconds: float) -> str:
+    return f"{seconds / 3600:,.1f} CPU-hours" if seconds >= 3600 else f"{seconds:,.1f} CPU-seconds"
 
 
 def _sizes_text(sizes: list[int]) -> str:
@@ -67,6 +96,18 @@ def _sizes_text(sizes: list[int]) -> str:
     if round(low, 1) == round(high, 1) == 0:
         return f"{size_text(mean)} each"
     return f"{size_text(mean)} ({low:+.1f} % to {high:+.1f} %)"
+
+
+def _excluded(excluded: Excluded | UnsetType) -> list[str]:
+    return [] if excluded is UNSET else [f"{plural(excluded.images, 'image')} excluded by {excluded.list}"]
+
+
+def _unmatched(excluded: Excluded | UnsetType) -> list[str]:
+    """The paths of a list that match no image."""
+    if excluded is UNSET or not excluded.unmatched:
+        return []
+    paths, few = plural(excluded.unmatched, "path"), ", ".join(map(repr, excluded.unmatched_paths))
+    return [f"{paths} of --exclude without an image, such as {few}: write paths below --input, such as cat/1.jpg"]
 
 
 def _skipped(skipped: Skipped) -> list[str]:
@@ -96,7 +137,9 @@ def warnings(config: Config, manifest: Manifest) -> list[str]:
             "images were touched, copied or moved since this version was published: their etags or mtimes differ from "
             "run.json; --repair compares their contents"
         )
-    bits = as_run(manifest.run).bits_used
+    run = as_run(manifest.run)
+    lines += _unmatched(run.excluded)
+    bits = run.bits_used
     if low := bits.get(12):
         images = f"{low:,} of {plural(sum(bits.values()), 'image')} of 16 bits"
         lines.append(
@@ -121,10 +164,6 @@ def warnings(config: Config, manifest: Manifest) -> list[str]:
         if wanted and wanted > shards:  # it has an image for each
             only = f"has only {plural(shards, 'image')}: wrote {plural(shards, 'shard')}"
             lines.append(f"--num_shards {wanted}: split {split!r} {only}")
-    conflicts, leaks = (manifest.data.get("duplicates", {}).get(f"across_{what}", 0) for what in ("classes", "splits"))
-    if conflicts or leaks:
-        groups = f"{plural(conflicts, 'group')} with conflicting labels, {leaks:,} across splits (leaks)"
-        lines.append(f"exact duplicates: {groups}")
     if config.compression == "gzip":
         lines.append("gzip shards have no index and no TFDS metadata: read them with imageshards.record_dataset")
     return lines

@@ -7,24 +7,19 @@ which isn't installed. No option turns that off. `multiprocessing` isn't used: i
 from __future__ import annotations
 
 import io
-import logging
 import os
 import pickle
 import signal
 import subprocess
 import sys
 import tempfile
-import threading
-import traceback
 from collections.abc import Sequence
 from typing import Any
 
-from beam_pipeline.cli.command import end_process
 from beam_pipeline.config import Config
-from beam_pipeline.errors import ImageShardsError, UnforeseenError
-from beam_pipeline.images.formats import hide_warnings
+from beam_pipeline.errors import ImageShardsError
 
-_CODE = "from beam_pipeline.cli import notebook; notebook.run_here()"
+_CODE = "from beam_pipeline.cli.command import run_here; run_here()"
 _INTERRUPTED = "interrupted; the same call resumes"
 
 
@@ -81,29 +76,3 @@ def run_elsewhere(config: Config, options: Any, command: Sequence[str]) -> Any:
     if isinstance(result, BaseException):
         raise result
     return result
-
-
-def run_here() -> None:
-    """The new process: runs the job and writes its result to the file whose descriptor is the argument."""
-    signal.signal(signal.SIGINT, lambda *_: end_process())
-    from beam_pipeline.cli.run import run
-
-    question = pickle.load(sys.stdin.buffer)  # noqa: S301 - from the caller's process
-    threading.Thread(target=_end_with_caller, daemon=True).start()
-    logging.root.setLevel(logging.CRITICAL + 1)  # a runner's tracebacks would bury our one line
-    hide_warnings()
-    try:
-        result: Any = run(*question)
-    except UnforeseenError as error:
-        error.add_note("".join(traceback.format_exception(error)))
-        result = error
-    except (ImageShardsError, KeyboardInterrupt) as error:
-        result = error
-    with open(int(sys.argv[1]), "wb") as answer:
-        pickle.dump(result, answer)
-
-
-def _end_with_caller() -> None:
-    """A notebook's kernel may be killed or restarted."""
-    os.read(0, 1)
-    os.kill(os.getpid(), signal.SIGINT)  # signals are handled in the main thread

@@ -6,24 +6,20 @@ import re
 import sys
 from collections.abc import Collection, Iterator, Mapping
 from importlib.metadata import version
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from beam_pipeline import storage
 from beam_pipeline.cli.service import Service, ServiceError, credentials
 from beam_pipeline.cli.watch import find_running_job
-from beam_pipeline.config import ANY, Config, wrong
+from beam_pipeline.config import Config, wrong
 from beam_pipeline.conversion.versions import versions
 from beam_pipeline.dataset.state import JobState
 from beam_pipeline.errors import ImageShardsError, MissingFileError, StorageError
-from beam_pipeline.inputs.manifest_rows import row_refs
 from beam_pipeline.storage.gs import GoogleStorage
 
 # A bucket's location → the prefix of its regions: https://cloud.google.com/storage/docs/locations
 _CONTINENTS = {"us": "us-", "nam": "us-", "eu": "europe-", "eur": "europe-", "asia": "asia-"}
-_HEIC_SAMPLE = 1000  # files of the input
-_HEIC = (".heic", ".heif")
 _PIN = re.compile(r"^(pillow(?:[-_.]+heif)?) *== *([^\s;]+)", re.MULTILINE | re.IGNORECASE)
 
 
@@ -49,14 +45,12 @@ def check_cloud(config: Config, options: Mapping[str, Any]) -> Iterator[str]:
 
 
 def check_dataset(config: Config) -> Iterator[str]:
-    """The result of the earlier checks of input and output, and a check for HEIC.
+    """The result of the earlier checks of input and output.
 
     Raises:
-        UsageError: the input has HEIC images, which can't be decoded here, or the output an unfinished job with other
-            flags.
+        UsageError: the output has an unfinished job with other flags.
     """
     yield f"ok: input {config.input or config.manifest} has images"
-    yield _heic(config)
     yield f"ok: output {config.dataset_url} {_output_state(config)}"
 
 
@@ -68,7 +62,8 @@ def _output_state(config: Config) -> str:
     if not state.exists():
         return "is empty"
     plan, flags = state.planned(), config.fingerprint()
-    changed = sorted(f"--{name}" for name in flags if plan and plan.configuration.get(name) != flags[name])
+    then = plan.configuration if plan else flags
+    changed = sorted(f"--{name}" for name in flags.keys() | then.keys() if then.get(name) != flags.get(name))
     if changed and not storage.is_local(config.output):
         what = f"{config.dataset_url} has an unfinished job with other flags ({', '.join(changed)})"
         raise wrong("--output", config.output, f"{what}: use the same flags, or discard its shards with --restart")
@@ -87,12 +82,7 @@ def _credentials(options: Mapping[str, Any]) -> str:
 
 def _api(config: Config, options: Mapping[str, Any]) -> str:
     name = options["job_name"]
-    try:
-        job = find_running_job(Service(options), config, name)
-    except ServiceError as error:
-        if error.is_transient:  # the submission retries
-            return f"warning: {error}"
-        raise
+    job = find_running_job(Service(options), config, name)
     state = f"job {name} is already running: {job.id}" if job else f"no job named {name} is running"
     return f"ok: the Dataflow API answers; {state}"
 
@@ -101,7 +91,9 @@ def _buckets(config: Config, options: Mapping[str, Any]) -> Iterator[str]:
     beams = {flag: options[flag] or "" for flag in ("temp_location", "staging_location", "template_location")}
     written = {"output": config.state_url} | {flag: url for flag, url in beams.items() if url.startswith("gs://")}
     # Inputs in other stores are checked by their listing.
-    read = {flag: url for flag in ("input", "manifest") if (url := getattr(config, flag)).startswith("gs://")}
+    read = {
+        flag: url for flag in ("input", "manifest", "exclude") if (url := getattr(config, flag)).startswith("gs://")
+    }
     seen = set()
     for flag, url in {**written, **read}.items():
         bucket = f"{url.partition('://')[0]}://{storage.bucket_and_name(url)[0]}"
@@ -118,7 +110,7 @@ def _bucket(config: Config, options: Mapping[str, Any], flag: str, url: str, buc
         if isinstance(store, GoogleStorage):
             regions = store.regions(url)
         if is_written:
-            probe = storage.join(url, f"preflight-{config.run_id}")
+            probe = storage.join(url, f"preflight-{config.context.id}")
             store.write(probe, b"")
             store.delete(probe)
     except MissingFileError:
@@ -160,20 +152,3 @@ def _worker_versions(options: Mapping[str, Any]) -> Iterator[str]:
     yield f"ok: {code}; a worker stops the job unless it has {needs}"
     if options["use_public_ips"] is False and not image:
         yield "warning: --no_use_public_ips: without --sdk_container_image workers need Cloud NAT to install packages"
-
-
-def _heic(config: Config) -> str:
-    """Check that HEIC images, which phones take, can be decoded if one is among the first files."""
-    if "pillow_heif" in versions():
-        return "ok: HEIC images can be decoded"
-    if config.layout == "manifest":
-        paths = (ref.path for ref in row_refs(config))
-    else:
-        files = storage.open_storage(config.input, config.first_contact_s).files(config.input)
-        paths = (file.path for file in files)
-    first = next((path for path in islice(paths, _HEIC_SAMPLE) if path.lower().endswith(_HEIC)), None)
-    if first is not None and config.extensions & {"heic", "heif", ANY}:
-        fix = "pip install 'imageshards[heic]' here, or leave heic and heif out of --extensions"
-        raise wrong("--input", config.input, f"{first!r} is HEIC, which can't be decoded without pillow-heif; {fix}")
-    few = f"the first {_HEIC_SAMPLE:,} files"
-    return f"ok: no HEIC image among {few} (a later one would be rejected: no pillow-heif here)"

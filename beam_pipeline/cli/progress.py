@@ -13,7 +13,6 @@ import uuid
 from collections import Counter
 from collections.abc import Mapping
 from contextlib import suppress
-from typing import TextIO
 
 from beam_pipeline.dataset.progress import HOST, VARIABLE
 from beam_pipeline.text import plural, print_line
@@ -24,15 +23,14 @@ LOG_LINE_EVERY_S = 15.0
 
 
 class StatusLine:
-    """A line at the bottom of a terminal that is redrawn; in a log, a line now and then.
+    """A line on stderr: at the bottom of a terminal, redrawn; in a log, one now and then.
 
     Args:
-        stream: stderr if it is None.
         log_every_s: seconds between two lines of a log.
     """
 
-    def __init__(self, stream: TextIO | None = None, log_every_s: float = LOG_LINE_EVERY_S) -> None:
-        self._stream = stream or sys.stderr
+    def __init__(self, log_every_s: float = LOG_LINE_EVERY_S) -> None:
+        self._stream = sys.stderr
         self._terminal = not self._stream.closed and self._stream.isatty()
         self._log_every_s = log_every_s
         self._last_line = time.monotonic()
@@ -95,14 +93,10 @@ class ProgressText:
 
 
 class ProgressLine:
-    """Shows a local job's progress on a stream while the `with` block runs.
+    """Shows a local job's progress on stderr while the `with` block runs."""
 
-    Args:
-        stream: a terminal gets one line that is redrawn; anything else a line every 15 seconds.
-    """
-
-    def __init__(self, stream: TextIO | None = None) -> None:
-        self._line = StatusLine(stream, LOG_LINE_EVERY_S)
+    def __init__(self) -> None:
+        self._line = StatusLine(LOG_LINE_EVERY_S)
         self._text = ProgressText()
         self._socket = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
         self._job = ""

@@ -4,30 +4,31 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import os
 import sys
 import uuid
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from functools import partial
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 import beam_pipeline
 from beam_pipeline import storage
-from beam_pipeline.cli import cost, notebook
-from beam_pipeline.cli.messages import plan_text, warnings
+from beam_pipeline.cli import notebook
+from beam_pipeline.cli.messages import estimate_text, plan_text, warnings
 from beam_pipeline.config import Config
+from beam_pipeline.dataset import answers
 from beam_pipeline.dataset.base import choose_base, moved_ids
-from beam_pipeline.dataset.claim import open_claim
-from beam_pipeline.dataset.compare import Comparison, check_same, compare, needs_job, read_run
+from beam_pipeline.dataset.claim import ClaimedError, VersionLock
+from beam_pipeline.dataset.compare import Comparison, check_same, compare, compare_listing, needs_job, read_run
 from beam_pipeline.dataset.preconditions import check_unpublished, no_empty_folders, read_manifest, resolve
 from beam_pipeline.dataset.state import JobState, run_concurrently
 from beam_pipeline.errors import ImageShardsError, StorageError, UsageError
 from beam_pipeline.images import resize
-from beam_pipeline.inputs import manifest_rows
-from beam_pipeline.planning import duplicates
+from beam_pipeline.inputs import exclude, manifest_rows
+from beam_pipeline.schema import MANIFEST_FILE
 from beam_pipeline.schema.job import ComparedInputs, PlannedJob
 from beam_pipeline.schema.manifest import ALREADY_PUBLISHED, PUBLISHED, REPAIRED, Manifest
-from beam_pipeline.storage import usage
 from beam_pipeline.text import plural, print_line
 
 if TYPE_CHECKING:
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
 
     from beam_pipeline.cli.job import Job
 
-_CHECKED = f"cost: {cost.HOW_TO_KNOW}\nchecked; nothing was started"
+_CHECKED = "checked; nothing was started; --plan_only estimates the job's CPU time, files and bytes"
 
 
 def run(config: Config, beam_options: PipelineOptions | None = None, command: Sequence[str] = ()) -> Manifest | None:
@@ -60,15 +61,48 @@ def run(config: Config, beam_options: PipelineOptions | None = None, command: Se
         UsageError: the configuration or the input can't be used; only listings were read.
         ImageShardsError: the job failed; nothing is published, and the same call resumes.
     """
+    with launched(config) as launch:
+        return launch(beam_options, command)
+
+
+@contextmanager
+def launched(config: Config) -> Iterator[Callable[[PipelineOptions | None, Sequence[str]], Manifest | None]]:
+    """Lock a local version before Beam is imported, which takes seconds; yields what then does the rest of `run`.
+
+    Raises:
+        ImageShardsError: another command is writing the version.
+    """
     beam_pipeline.require_pipeline()
     if notebook.is_active():
-        return cast(Manifest | None, notebook.run_elsewhere(config, beam_options, command))
-    config = dataclasses.replace(config, run_id=uuid.uuid4().hex, has_launcher=True)
-    usage.take()  # the job's count starts at zero
+        yield partial(notebook.run_elsewhere, config)
+        return
+    config = config.in_run(id=uuid.uuid4().hex)
+    lock = VersionLock(config)
+    with no_empty_folders(config):
+        try:
+            _lock_early(config, lock)
+            yield partial(_launch, config, lock)
+        finally:
+            lock.release()
+
+
+def _lock_early(config: Config, lock: VersionLock) -> None:
+    """Lock a version that is to be written; one that is published is only compared at first."""
+    if config.plan_only or config.preflight or not storage.is_local(config.output):
+        return
+    if os.path.exists(storage.join(config.dataset_url, MANIFEST_FILE)) and not config.overwrite:
+        lock.check()
+        return
+    with suppress(StorageError):  # the check of the output says what is wrong
+        lock.acquire()
+
+
+def _launch(
+    config: Config, lock: VersionLock, beam_options: PipelineOptions | None, command: Sequence[str]
+) -> Manifest | None:
     handlers = list(logging.root.handlers)
     try:
-        with no_empty_folders(config):
-            manifest = _run(config, beam_options, command)
+        manifest = _run(config, lock, beam_options, command)
         for warning in warnings(config, manifest) if manifest else ():
             print_line(f"warning: {warning}", sys.stderr)
         return manifest
@@ -76,9 +110,10 @@ def run(config: Config, beam_options: PipelineOptions | None = None, command: Se
         logging.root.handlers[:] = handlers  # Beam's options call logging.basicConfig
 
 
-def _run(config: Config, options: PipelineOptions | None, command: Sequence[str]) -> Manifest | None:
+def _run(config: Config, lock: VersionLock, options: PipelineOptions | None, command: Sequence[str]) -> Manifest | None:
     """`run`; changes the handlers of logging."""
-    usage.load_prices(config.prices)  # a bad file fails first, then an unknown runner
+    with _translating_early_errors():
+        config = exclude.checked(config)  # its hash tells the jobs on Dataflow apart
     job = None if options is None else _job(options, config)
     if config.detach and not (job and job.is_dataflow):
         raise UsageError("--detach works only with --runner DataflowRunner; leave it out")
@@ -88,18 +123,18 @@ def _run(config: Config, options: PipelineOptions | None, command: Sequence[str]
         job = job or _job(None, config)
         config = _with_base(job.configured(config))
         if job.write(config):
-            planned = JobState(config).take(PlannedJob)
-            estimate = cost.estimate_text(config, planned, job.fleet(config))
-            print_line(f"{plan_text(planned.plan)}\nresize: {resize.described()}\n{estimate}")
+            planned = answers.take(config, PlannedJob)
+            estimate = estimate_text(planned, job.cores(config), config.base)
+            print_line(f"{plan_text(planned.plan, planned.excluded)}\nresize: {resize.described()}\n{estimate}")
         return None
     with _translating_early_errors():
         config, manifest = run_concurrently(partial(resolve, config), partial(read_manifest, config))
     if manifest is None or config.overwrite:
-        return _write(config, job, command)
-    return _compare_and_repair(config, job, manifest)
+        return _write(config, lock, job, command)
+    return _compare_and_repair(config, lock, job, manifest)
 
 
-def _write(config: Config, job: Job | None, command: Sequence[str]) -> Manifest | None:
+def _write(config: Config, lock: VersionLock, job: Job | None, command: Sequence[str]) -> Manifest | None:
     """Check, convert and publish."""
     manifest: Manifest | None
     with _translating_early_errors():
@@ -112,62 +147,66 @@ def _write(config: Config, job: Job | None, command: Sequence[str]) -> Manifest 
     if config.preflight:
         print_line(_CHECKED, sys.stderr)
         return None
+    lock.acquire()
+    # In an object store the job itself finds that another job has published meanwhile.
+    if storage.is_local(config.output) and not config.overwrite and (manifest := read_manifest(config)) is not None:
+        listed = dataclasses.replace(config, repair=False)  # it was published just now
+        return _already_published(manifest, compare_listing(listed, manifest.content))
     job = job or _job(None, config)
     config = _with_base(job.configured(config))
-    with _sole_writer(config):
-        # In an object store the job itself finds that another job has published meanwhile.
-        if storage.is_local(config.output) and not config.overwrite and (manifest := read_manifest(config)) is not None:
-            return _already_published(manifest, compare(config, manifest.content))
-        if storage.is_local(config.output) and config.restart:
-            JobState(config).invalidate_plan()
-        for notice in filter(None, (duplicates.reads_twice_notice(config), manifest_rows.box_notice(config))):
-            print_line(f"warning: {notice}", sys.stderr)
-        if not job.write(config, command):
-            return None
-        manifest, run = run_concurrently(partial(read_manifest, config), partial(read_run, config))
-        if manifest is None:
-            raise ImageShardsError(f"the job has ended, but {config.dataset_url} isn't published: see its log")
-        ids = moved_ids(config, manifest.classes)
-        return dataclasses.replace(manifest, outcome=PUBLISHED, run=run, moved_ids=ids)
+    if notice := manifest_rows.box_notice(config):
+        print_line(f"warning: {notice}", sys.stderr)
+    if not job.write(config, command):
+        return None
+    manifest, run = run_concurrently(partial(read_manifest, config), partial(read_run, config))
+    if manifest is None:
+        raise ImageShardsError(f"the job has ended, but {config.dataset_url} isn't published: see its log")
+    ids = moved_ids(config, manifest.classes)
+    return dataclasses.replace(manifest, outcome=PUBLISHED, run=run, moved_ids=ids)
 
 
-def _compare_and_repair(config: Config, job: Job | None, manifest: Manifest) -> Manifest | None:
+def _compare_and_repair(config: Config, lock: VersionLock, job: Job | None, manifest: Manifest) -> Manifest | None:
     """Compare a published version with its input and files, here or in a job, and rewrite corrupt files."""
-    if job is not None and not job.is_local and needs_job(config, manifest.content):
+    if needs_job(config, manifest.content, is_local=job is None or job.is_local):
         if config.preflight:
             print_line(_CHECKED, sys.stderr)
             return None
+        job = job or _job(None, config)
         comparison = _compare_in_job(job, config, manifest)
         if comparison is None:
             return None
     else:
         with _translating_early_errors():
-            comparison = compare(config, manifest.content)
+            comparison = compare_listing(config, manifest.content)
     if not comparison.damage:
         if not config.preflight and JobState(config).has_leftovers():
-            JobState(config).clear_leftovers()
+            with suppress(ClaimedError):
+                lock.acquire()
+                JobState(config).clear()
         return _already_published(manifest, comparison)
     if config.preflight:
         print_line(f"{comparison.damage} would be repaired; nothing was started", sys.stderr)
         return None
     job = job or _job(None, config)
     config = job.configured(config)
-    with _sole_writer(config):
-        print_line(f"repairing {comparison.damage}", sys.stderr)
-        if not job.repair(config, manifest.content, comparison.damage):
-            return None
-        return dataclasses.replace(manifest, outcome=REPAIRED, run=comparison.run, etags_differ=comparison.etags_differ)
+    lock.acquire()
+    print_line(f"repairing {comparison.damage}", sys.stderr)
+    if not job.repair(config, manifest.content, comparison.damage):
+        return None
+    return dataclasses.replace(manifest, outcome=REPAIRED, run=comparison.run, etags_differ=comparison.etags_differ)
 
 
 def _compare_in_job(job: Job, config: Config, manifest: Manifest) -> Comparison | None:
     """The comparison by workers, near the data; None if only a template of the job was written."""
     published = manifest.content
     check_same(config, published)
-    shards, verb = plural(len(published.shards), "shard"), "reads" if config.repair else "lists"
-    print_line(f"comparing: a job on {job.runner} {verb} {plural(published.images, 'image')} and {shards}", sys.stderr)
+    if not job.is_local:
+        shards, verb = plural(len(published.shards), "shard"), "reads" if config.repair else "lists"
+        line = f"comparing: a job on {job.runner} {verb} {plural(published.images, 'image')} and {shards}"
+        print_line(line, sys.stderr)
     if not job.compare(job.configured(config), published):
         return None
-    return compare(config, published, JobState(config).take(ComparedInputs))
+    return compare(config, published, answers.take(config, ComparedInputs))
 
 
 def _already_published(manifest: Manifest, comparison: Comparison) -> Manifest:
@@ -203,18 +242,3 @@ def _translating_early_errors() -> Iterator[None]:
     except StorageError as error:
         fix = error.fix or "check the URL and the network"
         raise StorageError(error.reason, f"{fix}; nothing was started") from error
-
-
-@contextmanager
-def _sole_writer(config: Config) -> Iterator[None]:
-    """Hold the claim on a local version; in an object store the job acquires it when it first writes.
-
-    Raises:
-        ImageShardsError: another job holds it.
-    """
-    claim = open_claim(config)
-    claim.acquire()
-    try:
-        yield
-    finally:
-        claim.release()

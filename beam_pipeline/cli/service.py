@@ -1,20 +1,24 @@
-"""A client of the Dataflow API (https://cloud.google.com/dataflow/docs/reference/rest), by Google's library."""
+"""A client of the Dataflow API (https://cloud.google.com/dataflow/docs/reference/rest), by Google's library.
+
+A request that fails for reasons that pass is sent again, by that library, with a warning to the log.
+"""
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 import textwrap
-from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from datetime import datetime
-from typing import Any, NamedTuple
+from typing import Any
 
 import google.auth
 import requests
 from google.api_core.client_options import ClientOptions
-from google.api_core.exceptions import GoogleAPICallError
+from google.api_core.exceptions import GoogleAPICallError, RetryError
+from google.api_core.retry import Retry
 from google.auth.credentials import AnonymousCredentials
 from google.auth.environment_vars import CREDENTIALS
 from google.auth.exceptions import DefaultCredentialsError, GoogleAuthError, InvalidOperation, TransportError
@@ -26,9 +30,10 @@ from google.protobuf.json_format import ParseError
 
 from beam_pipeline.errors import ImageShardsError
 
-ENDED = frozenset({"DONE", "FAILED", "CANCELLED", "UPDATED", "DRAINED"})  # states that a job doesn't leave
+_LOG = logging.getLogger(__name__)
 _SCOPES = ["https://www.googleapis.com/auth/cloud-platform"]
 _TIMEOUT_S = 30.0
+_FIND_FOR_S, _WATCH_FOR_S = 30.0, 600.0  # an API that fails is asked again, before there is a job and while one runs
 _MOST_CHARACTERS = 300  # of an answer, which may be an HTML page
 _LOG_IN = f"run gcloud auth application-default login, or set {CREDENTIALS}"
 _FIXES = {
@@ -60,6 +65,8 @@ class ServiceError(ImageShardsError):
 
 def as_service_error(error: BaseException) -> ServiceError | None:
     """An error of Google's client library in one line; None for any other error."""
+    if isinstance(error, RetryError):
+        return as_service_error(error.cause)
     has_file = bool(os.environ.get(CREDENTIALS))
     log_in = f"correct {CREDENTIALS}" if has_file else _LOG_IN
     if isinstance(error, GoogleAPICallError):
@@ -102,12 +109,14 @@ def translating_api_errors() -> Iterator[None]:
         raise
 
 
-class Message(NamedTuple):
-    """A warning or an error of a job."""
+def _retry(for_s: float, and_on: int = 0) -> Retry:
+    """Another try after an error that may pass, or with this status."""
 
-    time: datetime
-    text: str
-    is_error: bool
+    def may_pass(error: Exception) -> bool:
+        ours = as_service_error(error)
+        return ours is not None and (ours.is_transient or ours.code == and_on)
+
+    return Retry(may_pass, timeout=for_s, on_error=lambda error: _LOG.warning("%s", as_service_error(error)))
 
 
 class Service:
@@ -115,13 +124,10 @@ class Service:
 
     Args:
         options: Beam's, of a job.
-
-    Attributes:
-        region: of the jobs.
     """
 
     def __init__(self, options: Mapping[str, Any]) -> None:
-        self._project, self.region, endpoint = (options[name] for name in ("project", "region", "dataflow_endpoint"))
+        self._project, self._region, endpoint = (options[name] for name in ("project", "region", "dataflow_endpoint"))
         impersonated = options["impersonate_service_account"] or ""
         with translating_api_errors():
             account = AnonymousCredentials() if options["no_auth"] else credentials(self._project, impersonated)[0]
@@ -134,55 +140,46 @@ class Service:
             self._jobs = api.JobsV1Beta3Client(**settings)
             self._messages = api.MessagesV1Beta3Client(**settings)
             self._metrics = api.MetricsV1Beta3Client(**settings)
+        self._scope = {"project_id": self._project, "location": self._region}
+        # Dataflow doesn't know a new job at once, says Beam.
+        self._watching: dict[str, Any] = {"timeout": _TIMEOUT_S, "retry": _retry(_WATCH_FOR_S, and_on=404)}
 
     def running(self, name: str) -> Any:
-        """The running `api.Job` of a name, or None; Dataflow runs one job of a name at a time."""
+        """The running `api.Job` of a name, with its labels, or None; Dataflow runs one job of a name at a time."""
         request = {**self._scope, "name": name, "filter": "ACTIVE"}
+        finding: dict[str, Any] = {"timeout": _TIMEOUT_S, "retry": _retry(_FIND_FOR_S)}
         with translating_api_errors():
-            for job in self._jobs.list_jobs(request, timeout=_TIMEOUT_S):
-                if job.name == name and state_of(job) not in ENDED:  # the listing has no labels
-                    return self.job(job.id, "JOB_VIEW_DESCRIPTION")
+            for job in self._jobs.list_jobs(request, **finding):
+                if job.name == name:  # the listing has no labels
+                    described = {**self._scope, "job_id": job.id, "view": "JOB_VIEW_DESCRIPTION"}
+                    return self._jobs.get_job(described, **finding)
         return None
 
-    def job(self, job_id: str, view: str = "JOB_VIEW_SUMMARY") -> Any:
-        """A job as an `api.Job`, whose times are datetimes."""
+    def get_job(self, job_id: str) -> Any:
+        """A job as an `api.Job`."""
+        request = {**self._scope, "job_id": job_id, "view": "JOB_VIEW_SUMMARY"}
         with translating_api_errors():
-            return self._jobs.get_job({**self._scope, "job_id": job_id, "view": view}, timeout=_TIMEOUT_S)
+            return self._jobs.get_job(request, **self._watching)
 
-    def messages(self, job_id: str, since: datetime | None) -> list[Message]:
-        """Warnings and errors of a job from `since` on, the oldest first."""
-        request = {**self._scope, "job_id": job_id, "minimum_importance": "JOB_MESSAGE_WARNING", "start_time": since}
+    def list_messages(self, job_id: str, page_token: None, start_time: datetime | None) -> tuple[list[Any], None]:
+        """Warnings and errors of a job since a time, the oldest first, as one page."""
+        request = {**self._scope, "job_id": job_id, "minimum_importance": "JOB_MESSAGE_WARNING"}
         with translating_api_errors():
-            answers: list[Any] = list(self._messages.list_job_messages(request, timeout=_TIMEOUT_S))
-        error = api.JobMessageImportance.JOB_MESSAGE_ERROR
-        messages = [Message(row.time, row.message_text, row.message_importance == error) for row in answers if row.time]
-        return sorted(messages, key=lambda message: message.time)
+            found = self._messages.list_job_messages({**request, "start_time": start_time}, **self._watching)
+            return sorted((message for message in found if message.time), key=lambda message: message.time), None
 
-    def counts(self, job_id: str) -> Counter[str]:
-        """A job's counters by name, summed over its steps: ours, and the service's such as `TotalVcpuTime`."""
+    def get_job_metrics(self, job_id: str) -> Any:
+        """A job's counters, as the API has them."""
         with translating_api_errors():
-            metrics = self._metrics.get_job_metrics({**self._scope, "job_id": job_id}, timeout=_TIMEOUT_S).metrics
-        latest: Counter[tuple[Any, ...]] = Counter()
-        for metric in metrics:
-            if isinstance(metric.scalar, float):
-                key = (metric.name.name, *map(metric.name.context.get, ("namespace", "step")))
-                latest[key] = max(latest[key], int(metric.scalar))  # of the committed and the tentative value
-        total: Counter[str] = Counter()
-        for (name, *_), value in latest.items():
-            total[name] += value
-        return total
+            return self._metrics.get_job_metrics({**self._scope, "job_id": job_id}, timeout=_TIMEOUT_S)
 
     def console(self, job_id: str) -> str:
         """URL of a job's page."""
-        return f"https://console.cloud.google.com/dataflow/jobs/{self.region}/{job_id}?project={self._project}"
+        return f"https://console.cloud.google.com/dataflow/jobs/{self._region}/{job_id}?project={self._project}"
 
     def cancel_command(self, job_id: str) -> str:
         """The command that cancels a job."""
-        return f"gcloud dataflow jobs cancel {job_id} --region={self.region} --project={self._project}"
-
-    @property
-    def _scope(self) -> dict[str, Any]:
-        return {"project_id": self._project, "location": self.region}
+        return f"gcloud dataflow jobs cancel {job_id} --region={self._region} --project={self._project}"
 
 
 def credentials(project: str, impersonated: str = "", fetch: bool = False) -> tuple[Any, str | None]:
@@ -206,8 +203,3 @@ def credentials(project: str, impersonated: str = "", fetch: bool = False) -> tu
         if fetch:
             account.refresh(Request())
     return account, own_project
-
-
-def state_of(job: Any) -> str:
-    """`RUNNING`; a state that is newer than the library is a number."""
-    return str(getattr(job.current_state, "name", job.current_state)).removeprefix("JOB_STATE_")

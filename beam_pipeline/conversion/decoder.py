@@ -20,6 +20,7 @@ from beam_pipeline.conversion.isolation import DEATHS, IsolatedDecoder
 from beam_pipeline.errors import Reject, StorageError
 from beam_pipeline.images import EncodedImage, ImageOptions
 from beam_pipeline.images.memory import LEAST_BOUND, MemoryBudget
+from beam_pipeline.text import print_line
 
 # With the default --max_pixels a decoder is taken to hang after 239 s. Pillow decodes and resizes a pixel in about
 # 0.02 µs; the limit is 50 times that, for a busy machine.
@@ -148,6 +149,5 @@ def _watchdog_loop() -> None:
         for start, limit_s, path in list(_watched.values()):
             if now - start > limit_s:
                 line = f"error: {path!r} is still being decoded after {now - start:.0f} s: exiting"
-                sys.stderr.write(f"\n{line}; the same command resumes, and decodes it in a child process\n")
-                sys.stderr.flush()
+                print_line(f"\n{line}; the same command resumes, and decodes it in a child process", sys.stderr)
                 os._exit(1)

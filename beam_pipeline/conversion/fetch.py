@@ -1,6 +1,6 @@
 """From references to converted images: fetched in one request each, compared with the listing, decoded and encoded.
 
-Sample, shards, duplicates and repair all take their images from `convert_all`.
+Sample, shards and repair all take their images from `convert_all`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from beam_pipeline.config import Config
 from beam_pipeline.conversion.pool import Result, shared_pool
 from beam_pipeline.errors import ImageShardsError, Reject
 from beam_pipeline.images import EncodedImage
-from beam_pipeline.inputs.references import UNCONFIRMED_MD5, ImageRef, image_url, listed_md5
+from beam_pipeline.inputs.references import ImageRef, image_url
 from beam_pipeline.schema import RejectReason, example
 from beam_pipeline.schema.manifest import Column
 
@@ -86,8 +86,7 @@ def convert_all(
 
     def converted(item: tuple[ImageRef, Stored | None], fetched: Callable[[], bytes]) -> Converted[Result]:
         ref, stored = item
-        md5 = (ref.duplicate_of and listed_md5(ref)) or b""
-        data = b""
+        md5 = data = b""
         again = functools.partial(_fetch, config, options, ref)
         try:
             if stored and stored.is_unchanged:
@@ -123,10 +122,8 @@ def _fetch(config: Config, options: images.ImageOptions, ref: ImageRef) -> bytes
     """The bytes of a listed image.
 
     Raises:
-        Reject: it is a duplicate, too large or gone.
+        Reject: it is too large or gone.
     """
-    if ref.duplicate_of:
-        raise Reject(RejectReason.DUPLICATE, f"the same bytes as {ref.duplicate_of.decode(errors='surrogateescape')!r}")
     images.check_size(ref.source_bytes, options)
     url = image_url(config, ref.path)
     try:
@@ -160,7 +157,7 @@ def _change(ref: ImageRef, md5: bytes, data: bytes) -> str:
     """How an image differs from what was listed; "" if it doesn't."""
     if len(data) != ref.source_bytes:
         return f"listed with {ref.source_bytes} bytes, read {len(data)}"
-    kind, _, listed = ref.etag.replace(UNCONFIRMED_MD5, "md5:").partition(":")
+    kind, _, listed = ref.etag.partition(":")
     if kind == "md5" and listed != md5.hex():
         return f"listed with MD5 {listed}, read {md5.hex()}"
     if kind == "crc32c" and int(listed, 16) != google_crc32c.value(data):

@@ -24,7 +24,7 @@ from beam_pipeline.errors import CorruptRecordError, NotPublishedError, StorageE
 from beam_pipeline.images import FLAG_NAMES, EncodedImage, ImageOptions, SourceInfo, codec_versions
 from beam_pipeline.inputs.references import ImageRef, listed_md5
 from beam_pipeline.schema import example, table
-from beam_pipeline.schema.job import BaseSample, Counts, TakenImages
+from beam_pipeline.schema.job import Counts, TakenImages
 from beam_pipeline.schema.manifest import Content, parse_manifest
 from beam_pipeline.schema.table import Table
 from beam_pipeline.storage import Storage, join
@@ -59,12 +59,12 @@ def choose_base(config: Config) -> tuple[Config, str]:
             continue
         fault = "isn't published, or only by a newer release" if manifest is None else _difference(config, manifest)
         if manifest is not None and not fault:
-            chosen = dataclasses.replace(config, base=version, base_sha256=manifest.self_sha256)
+            chosen = dataclasses.replace(config, base=version).in_run(base_sha256=manifest.self_sha256)
             return chosen, f"base: {version}, from which unchanged images are taken"
         if config.base:
             raise UsageError(f"--base {version!r}: {join(folder, version)} {fault}; choose another version, or none")
         why_not = why_not or f"base: none, since {version} {fault}" * (manifest is not None)
-    return dataclasses.replace(config, base="none", base_sha256=""), why_not
+    return dataclasses.replace(config, base="none").in_run(base_sha256=""), why_not
 
 
 def moved_ids(config: Config, classes: Sequence[str]) -> str:
@@ -102,8 +102,6 @@ def _difference(config: Config, manifest: Content) -> str:
         return f"was written with another --{different[0]}"
     if theirs.get("compression") != "none":
         return "is compressed"
-    if len(manifest.tables) < len(manifest.shards):
-        return "has no record tables"
     return "" if manifest.codec == codec_versions() else "was written by other versions of the image libraries"
 
 
@@ -114,7 +112,7 @@ def stored_images(config: Config, refs: Sequence[ImageRef]) -> Iterator[Stored |
         config: of the job.
         refs: in order of their keys.
     """
-    base = _open_base(config.base_url, config.base_sha256, config.io_deadline) if config.base_sha256 else None
+    base = _base_of(config)
     if base is None or base.is_lost:
         return
     try:
@@ -125,18 +123,18 @@ def stored_images(config: Config, refs: Sequence[ImageRef]) -> Iterator[Stored |
             _say_lost(config.base, error)
 
 
-def unchanged(config: Config, refs: Sequence[ImageRef]) -> BaseSample | None:
-    """How many of some images a job would take from the base, and how many records that has; None without one."""
-    base = _open_base(config.base_url, config.base_sha256, config.io_deadline) if config.base_sha256 else None
+def unchanged(config: Config, refs: Sequence[ImageRef]) -> tuple[int, int]:
+    """How many of some images a job would take from the base, and how many of these without reading their source."""
+    base = _base_of(config)
     if base is None:
-        return None
+        return 0, 0
     is_listed = _are_listed(config)
     try:
         matches = base.find(refs, is_listed)
     except Exception:
-        return None  # the job would go on without it
-    unchanged = sum(match is not None and match.may_be_same for match in matches)
-    return BaseSample(base.records, unchanged, are_listed=all(is_listed and listed_md5(ref) for ref in refs))
+        return 0, 0  # the job would go on without it
+    same = [ref for ref, match in zip(refs, matches, strict=True) if match is not None and match.may_be_same]
+    return len(same), sum(is_listed and listed_md5(ref) is not None for ref in same)
 
 
 def _are_listed(config: Config) -> bool:
@@ -146,17 +144,23 @@ def _are_listed(config: Config) -> bool:
 
 def taken_from_base(config: Config, counts: Counts) -> TakenImages | UnsetType:
     """What run.json says of the base, if there is one, by the counts over all images of the new version."""
-    if not config.base_sha256:
+    if not config.context.base_sha256:
         return UNSET
-    base = _open_base(config.base_url, config.base_sha256, config.io_deadline)
+    base = _base_of(config)
     gone = UNSET if base is None or base.is_lost else base.records - counts.in_base
-    return TakenImages(config.base, config.base_sha256, counts.records - counts.taken, counts.taken, gone)
+    return TakenImages(config.base, config.context.base_sha256, counts.records - counts.taken, counts.taken, gone)
 
 
 def _say_lost(version: str, error: Exception) -> None:
     """Whatever the error is: it may be sealed and yet hold what no job writes."""
     why = error.reason if isinstance(error, StorageError) else f"it holds what no job writes ({one_line(error)})"
     print_line(f"warning: continuing without base {version}: {why}", sys.stderr)
+
+
+def _base_of(config: Config) -> _Base | None:
+    """The base that the launcher chose; None if there is none, or it is gone."""
+    sha256 = config.context.base_sha256
+    return _open_base(config.base_url, sha256, config.io_deadline) if sha256 else None
 
 
 @functools.lru_cache(maxsize=1)
@@ -216,10 +220,9 @@ class _Base:
                 sizes, md5s = columns["source_bytes"][rows].tolist(), columns["source_md5"][rows]
                 for index, row, size, md5 in zip(indices[at].tolist(), rows.tolist(), sizes, md5s, strict=True):
                     ref, then = refs[index], md5.tobytes()
-                    if not ref.duplicate_of:
-                        now = listed_md5(ref) if is_listed else None
-                        may_be_same = size == ref.source_bytes and now in (None, then)
-                        matches[index] = _Match(shard, row, then, may_be_same, now is not None)
+                    now = listed_md5(ref) if is_listed else None
+                    may_be_same = size == ref.source_bytes and now in (None, then)
+                    matches[index] = _Match(shard, row, then, may_be_same, now is not None)
         return matches
 
     def _read_table(self, split: str, number: int) -> Table | None:
@@ -229,7 +232,7 @@ class _Base:
             data = self._store.read(join(self._url, schema.table_file(shard.file)))
         except FileNotFoundError:
             return None
-        if not shard.table or schema.sha256(data) != shard.table.sha256:
+        if schema.sha256(data) != shard.table.sha256:
             return None
         columns = table.read_table(data)
         if (len(columns["bytes"]), columns["bytes"].sum()) != (shard.records, shard.bytes):

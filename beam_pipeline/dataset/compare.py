@@ -11,7 +11,7 @@ from contextlib import suppress
 from typing import Any, NamedTuple
 
 from beam_pipeline import schema, storage
-from beam_pipeline.config import ADDED, REMOVED, Config
+from beam_pipeline.config import Config
 from beam_pipeline.conversion.fetch import convert_all
 from beam_pipeline.errors import ImageShardsError, StorageError, UsageError
 from beam_pipeline.inputs import folders
@@ -31,7 +31,7 @@ class Damage:
     """The files of a published version that are not as they were published.
 
     Attributes:
-        shards: (split, index) of shards whose images are converted again.
+        shards: (split, index) of shards whose images are converted again, since one of their files is corrupt.
         files: names of other files that are restored.
         unexpected: names of shards and indexes that don't belong to the version: they are deleted.
     """
@@ -66,25 +66,28 @@ class Comparison(NamedTuple):
     run: dict[str, Any]
 
 
-def needs_job(config: Config, manifest: Content) -> bool:
-    """Whether the comparison is a job of its own if the runner is elsewhere: it reads, or lists very many images."""
-    return config.repair or manifest.images > _MOST_IN_LAUNCHER
+def needs_job(config: Config, manifest: Content, is_local: bool) -> bool:
+    """Whether images are compared by a job: it reads them, or lists very many where the workers are elsewhere."""
+    return config.repair or (not is_local and manifest.images > _MOST_IN_LAUNCHER)
 
 
-def compare(config: Config, manifest: Content, inputs: ComparedInputs | None = None) -> Comparison:
-    """Compare a published version with this command and with its own manifest.
+def compare_listing(config: Config, manifest: Content) -> Comparison:
+    """`compare` without a job, by a listing of the input; errors are those of `check_same` and `compare`."""
+    check_same(config, manifest)
+    return compare(config, manifest, _compare_inputs(config, manifest))
+
+
+def compare(config: Config, manifest: Content, inputs: ComparedInputs) -> Comparison:
+    """Compare a published version, which `check_same` accepts, with its input and with its own manifest.
 
     Args:
         config: of the command; with `repair` every byte is read, else sizes (and MD5s and CRCs that a listing gives).
         manifest: of the version.
-        inputs: what a job found; None to list or read the input here.
+        inputs: what was found of its images, and with `repair` of the files of its shards.
 
     Raises:
-        UsageError: it was made under another name, or with another configuration.
         ImageShardsError: its inputs were others.
     """
-    check_same(config, manifest)
-    inputs = inputs or _compare_inputs(config, manifest)
     if inputs.different:
         raise ImageShardsError(
             f"the input has changed since {config.dataset_url} was published: {manifest.images} images were "
@@ -146,33 +149,34 @@ def _check_name(config: Config, manifest: Content) -> None:
 
 
 def _check_configuration(config: Config, manifest: Content) -> None:
-    ours = REMOVED | ADDED | config.fingerprint()
-    theirs = REMOVED | ADDED | manifest.configuration
+    ours, theirs = config.fingerprint(), manifest.configuration
     different = sorted(key for key in ours.keys() | theirs.keys() if ours.get(key) != theirs.get(key))
     if different:
         name = different[0]
         others = len(different) - 1
         more = f" ({plural(others, 'more flag')} {'differs' if others == 1 else 'differ'})" if others else ""
-        is_major = different != ["labels"] or not config.labels or _moved_id(manifest.classes, config.labels)
+        keeps_ids = different == ["labels"] and config.labels and not _moved_id(manifest.classes, config.labels)
+        version = _next_version(config, 2 if different == ["exclude"] else 1 if keeps_ids else 0)
         flag = {"labels": "labels_file", "columns": "manifest"}.get(name, name)
+        of_now, of_then = (_as_written(name, configuration.get(name)) for configuration in (ours, theirs))
+        if name == "exclude":
+            excluded = as_run(read_run(config)).excluded
+            of_now, of_then = _as_list(config.exclude, ours), _as_list(excluded.list if excluded else "a list", theirs)
         raise UsageError(
-            f"--{flag} {_as_written(name, ours.get(name))}: {config.dataset_url} is published with "
-            f"{_as_written(name, theirs.get(name))}{more}; choose --version {_next_version(config, bool(is_major))} "
+            f"--{flag} {of_now}: {config.dataset_url} is published with {of_then}{more}; choose --version {version} "
             "or --overwrite"
         )
 
 
-def _next_version(config: Config, is_major: bool) -> str:
-    """A version that isn't there yet."""
+def _next_version(config: Config, part: int) -> str:
+    """A version that isn't there yet, higher in this part: 0 is MAJOR, 2 PATCH."""
     names: list[str] = []
     with suppress(StorageError):  # what is being told matters more
         names = storage.open_storage(config.output, config.first_contact_s).names(os.path.dirname(config.dataset_url))
     versions = schema.newest_first([*names, f"{config.version}/"])
-    if is_major:
-        return f"{int(versions[0].partition('.')[0]) + 1}.0.0"
-    major = config.version.partition(".")[0]
-    newest = next(version for version in versions if version.startswith(f"{major}."))
-    return f"{major}.{int(newest.split('.')[1]) + 1}.0"
+    same = config.version.split(".")[:part]
+    newest = next(numbers for version in versions if (numbers := version.split("."))[:part] == same)
+    return ".".join([*same, str(int(newest[part]) + 1), *["0"] * (2 - part)])
 
 
 def _moved_id(then: Sequence[str], now: Sequence[str]) -> tuple[str, str] | None:
@@ -184,14 +188,20 @@ def _choices(config: Config, manifest: Content, labels: set[str]) -> str:
     """What to do with other inputs: MAJOR is raised if a class gets another id, else MINOR."""
     if config.layout != "manifest":  # a class folder without images is a class, too
         labels = labels | {folder.label for folder in folders.class_folders(config, folders.ListingSummary())}
-    minor, moved = _next_version(config, False), _moved_id(manifest.classes, config.labels or sorted(labels))
+    minor, moved = _next_version(config, 1), _moved_id(manifest.classes, config.labels or sorted(labels))
     if moved is None:
         return f"choose --version {minor} or --overwrite"
     return (
-        f"class {moved[1]!r} takes the id of {moved[0]!r}: choose --version {_next_version(config, True)} or "
+        f"class {moved[1]!r} takes the id of {moved[0]!r}: choose --version {_next_version(config, 0)} or "
         f"--overwrite, or keep the ids with --version {minor} and a --labels_file: the lines of {schema.LABELS_FILE}, "
         "then the new classes"
     )
+
+
+def _as_list(url: str, configuration: Mapping[str, Any]) -> str:
+    """The list of `--exclude` that a configuration has by its hash."""
+    sha256 = configuration.get("exclude")
+    return f"{url!r} (SHA-256 {str(sha256)[:12]}…)" if sha256 else "none"
 
 
 def _as_written(name: str, value: Any) -> str:
@@ -256,7 +266,7 @@ def _compare_inputs(config: Config, manifest: Content) -> ComparedInputs:
 
 
 def with_md5(config: Config, refs: Iterable[ImageRef]) -> Iterator[tuple[ImageRef, bytes | None]]:
-    """Images with their MD5s, as listed or, with `--repair`, read; None if one isn't known.
+    """Images with their MD5s, as listed or, with `--repair`, in a worker, read; None if one isn't known.
 
     b"" is the MD5 of an image that a job wouldn't or couldn't read.
     """
@@ -289,19 +299,16 @@ def read_and_compare(
         expected = _files_of(manifest, shard)
         urls = {name: storage.join(config.dataset_url, name) for name in expected}
         listed = {name: file for name, url in urls.items() if (file := store.stat(url))}
-        compared.were_read = True
         compared.corrupt = corrupt_files(config, expected, listed, "always")
     return compared
 
 
 def _files_of(manifest: Content, shard: Shard) -> dict[str, FileSize]:
-    """The files of one shard: itself, its text index and its record table, if it has these."""
-    index, table = f"{schema.INDEX_FOLDER}/{shard.file}.idx", schema.table_file(shard.file)
-    files = {shard.file: FileSize(shard.bytes, shard.crc32c)}
+    """The files of one shard: itself, its record table, and its text index if it has one."""
+    index = f"{schema.INDEX_FOLDER}/{shard.file}.idx"
+    files = {shard.file: FileSize(shard.bytes, shard.crc32c), schema.table_file(shard.file): shard.table}
     if index in manifest.file_sizes:
         files[index] = manifest.file_sizes[index]
-    if shard.table:
-        files[table] = shard.table
     return files
 
 
@@ -316,25 +323,31 @@ _SIZES, _SIZES_AND_CRCS = "sizes", "sizes and CRCs"
 
 
 def _find_damage(config: Config, manifest: Content, inputs: ComparedInputs) -> tuple[Damage, str]:
-    """Compare files with the manifest, by a listing or with `--repair` every byte; also says what was compared."""
+    """Compare files with the manifest, by a listing or with `--repair` every byte; also says what was compared.
+
+    A corrupt text index or record table counts as a corrupt shard.
+    """
     store = storage.open_storage(config.output, config.io_deadline)
     listed = {file.path: file for file in store.files(config.dataset_url)}
-    of_shards: dict[str, FileSize] = {}
-    for shard in manifest.shards.values():
-        of_shards |= _files_of(manifest, shard)
-    expected: dict[str, FileSize] = {**manifest.file_sizes, **of_shards}
-    to_read = expected
-    if config.repair and inputs.were_read:  # where the data is
-        to_read = {name: size for name, size in manifest.file_sizes.items() if name not in of_shards}
-    corrupt = corrupt_files(config, to_read, listed, "always" if config.repair else "never") | inputs.corrupt
+    shard_of_file: dict[str, tuple[str, int]] = {}
+    expected: dict[str, FileSize] = dict(manifest.file_sizes)
+    for key, shard in manifest.shards.items():
+        files = _files_of(manifest, shard)
+        shard_of_file |= dict.fromkeys(files, key)
+        expected |= files
+    others = {name: size for name, size in expected.items() if name not in shard_of_file}
+    if config.repair:  # the job has read the files of shards, where the data is
+        corrupt = inputs.corrupt | corrupt_files(config, others, listed, "always")
+    else:
+        corrupt = corrupt_files(config, expected, listed, "never")
     for name in sorted(corrupt):
         _check_path(config, storage.join(config.dataset_url, name))
-    rewritten = {key for key, shard in manifest.shards.items() if corrupt & {shard.file, schema.table_file(shard.file)}}
+    rewritten = {shard_of_file[name] for name in corrupt if name in shard_of_file}
     if schema.REJECTS_FILE in corrupt:  # its lines come from the shards that had rejects
         rewritten |= {key for key, shard in manifest.shards.items() if shard.records < shard.images}
-    others = [name for name in listed.keys() - expected.keys() if is_ours(name, config.name)]
-    unexpected = (name for name in others if ShardName.parse(name) or name.startswith(f"{schema.INDEX_FOLDER}/"))
-    damage = Damage(frozenset(rewritten), frozenset(corrupt & manifest.files.keys()), frozenset(unexpected))
+    too_many = [name for name in listed.keys() - expected.keys() if is_ours(name, config.name)]
+    unexpected = (name for name in too_many if ShardName.parse(name) or name.startswith(f"{schema.INDEX_FOLDER}/"))
+    damage = Damage(frozenset(rewritten), frozenset(corrupt & others.keys()), frozenset(unexpected))
     has_crcs = config.repair or all(listed[name].crc32c is not None for name in expected.keys() & listed.keys())
     return damage, _SIZES_AND_CRCS if has_crcs else _SIZES
 

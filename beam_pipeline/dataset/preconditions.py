@@ -12,7 +12,7 @@ from beam_pipeline import storage
 from beam_pipeline.config import Config, wrong
 from beam_pipeline.dataset.state import JobState, own_files
 from beam_pipeline.errors import NotPublishedError, OtherFormatError, StorageError, UsageError
-from beam_pipeline.inputs import checks, manifest_rows
+from beam_pipeline.inputs import checks, exclude, manifest_rows
 from beam_pipeline.schema import INDEX_FOLDER, MANIFEST_FILE, REJECTS_FILE, ShardName
 from beam_pipeline.schema.manifest import Manifest, open_manifest
 from beam_pipeline.storage.local import making_folder
@@ -29,6 +29,7 @@ def resolve(config: Config, for_output: bool = True) -> Config:
     encoding = sys.getfilesystemencoding()
     if storage.is_local(config.input) and encoding != "utf-8":  # names would be others elsewhere
         raise wrong("--input", config.input, f"file names are read as {encoding} here; set PYTHONUTF8=1")
+    config = exclude.checked(config)
     if config.labels_file:
         config = dataclasses.replace(config, labels=checks.read_labels(config.labels_file, seconds))
     if config.manifest:
@@ -67,7 +68,7 @@ def check_places(config: Config) -> None:
     version, state = config.dataset_url, config.states_url
     if config.layout != "manifest" and _is_in(version, config.input):
         raise UsageError(f"--output {config.output!r}: it is inside --input {config.input!r}; choose another folder")
-    for flag in ("manifest", "labels_file", "input"):
+    for flag in ("manifest", "labels_file", "exclude", "input"):
         url = getattr(config, flag)
         for folder in (version, state):
             if url and _is_in(url, folder):

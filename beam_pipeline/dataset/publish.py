@@ -1,46 +1,43 @@
 """Publishes a finished job: joins the sidecars into indexes, metadata and the manifest, which is the commit point.
 
 Sidecars are read shard by shard; what stays in memory is under 4 kB a shard. Order of writing: run indexes, labels,
-features.json, rejects.jsonl, duplicates.jsonl and run.json at once, while files of other jobs are deleted;
+features.json, rejects.jsonl and run.json at once, while files of other jobs are deleted;
 dataset_info.json; manifest.json. Until then there is no dataset.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
 from typing import IO
 
 import msgspec
-from msgspec import UNSET
 
 from beam_pipeline import schema, storage
 from beam_pipeline.config import Config
 from beam_pipeline.dataset.claim import SupersededError
+from beam_pipeline.dataset.sidecars import Sidecars
 from beam_pipeline.dataset.state import JobState, Outcome, run_concurrently, shard_names, withdraw
-from beam_pipeline.dataset.totals import DatasetTotals, SavedGroups, SummedFile, duplicate_totals, saved_lines
+from beam_pipeline.dataset.totals import DatasetTotals, SummedFile
 from beam_pipeline.dataset.writer import ClaimedPlan
 from beam_pipeline.errors import ImageShardsError, MissingFileError
 from beam_pipeline.schema import ShardName, canonical_json, is_ours
-from beam_pipeline.schema.job import Plan, Run, Sidecar, Usage, document_bytes
+from beam_pipeline.schema.job import Plan, Run, Sidecar, document_bytes
 from beam_pipeline.schema.manifest import Content, FileSize, file_sums, seal_manifest
 from beam_pipeline.schema.tfds import dataset_info_document, features_document
-from beam_pipeline.storage import ListedFile, usage
+from beam_pipeline.storage import ListedFile
 
 _SIDECARS_IN_FLIGHT = 32
-# Requests after run.json is written, besides the other files: itself, the manifest, a listing; what the launcher reads.
-_WRITES_TO_COME, _READS_TO_COME = 3, 4
 
 
-def publish(config: Config, claimed: ClaimedPlan, run: Run, saved: Sequence[SavedGroups] | None = None) -> Content:
+def publish(config: Config, claimed: ClaimedPlan, run: Run) -> Content:
     """Write all files of a dataset other than its shards, the manifest last.
 
     Args:
         config, claimed: of the job.
         run: what is known of it, for run.json.
-        saved: groups of duplicates in the state, or None where none were looked for.
 
     Returns:
         The manifest.
@@ -51,7 +48,7 @@ def publish(config: Config, claimed: ClaimedPlan, run: Run, saved: Sequence[Save
     """
     plan, state = claimed.plan, JobState(config, claimed.run)
     try:
-        return _publish(config, state, plan, run, saved)
+        return _publish(config, state, plan, run)
     except SupersededError:
         # By an earlier attempt at this step, or by another job of this plan?
         manifest = state.manifest() if state.outcome(plan) is Outcome.PUBLISHED else None
@@ -62,7 +59,7 @@ def publish(config: Config, claimed: ClaimedPlan, run: Run, saved: Sequence[Save
     return manifest
 
 
-def _publish(config: Config, state: JobState, plan: Plan, run: Run, saved: Sequence[SavedGroups] | None) -> Content:
+def _publish(config: Config, state: JobState, plan: Plan, run: Run) -> Content:
     store = storage.open_storage(config.output, config.io_deadline)
 
     def put(file: str, content: bytes | IO[bytes]) -> None:
@@ -75,11 +72,7 @@ def _publish(config: Config, state: JobState, plan: Plan, run: Run, saved: Seque
         state.check()  # what another job writes after this has a generation that is not replaced
         return files
 
-    with (
-        state.temporary_file() as reject_file,
-        state.temporary_file() as duplicate_file,
-        ThreadPoolExecutor(1) as thread,
-    ):
+    with state.temporary_file() as reject_file, ThreadPoolExecutor(1) as thread:
         totals, rejects = DatasetTotals(config, plan), SummedFile(reject_file)
         looked = thread.submit(look)
         for name, sidecar in _sidecars(config, state, plan, looked.result):
@@ -95,25 +88,12 @@ def _publish(config: Config, state: JobState, plan: Plan, run: Run, saved: Seque
         sums = {name: file_sums(data) for name, data in small.items()}
         sums |= {**totals.index_sums, schema.REJECTS_FILE: rejects.sums}
         files: dict[str, bytes | IO[bytes]] = {**small, schema.REJECTS_FILE: reject_file}
-        if saved is not None:
-            lines = SummedFile(duplicate_file)
-            for part in saved_lines(config, saved):
-                lines.write(part)
-            sums[schema.DUPLICATES_FILE] = lines.sums
-            files[schema.DUPLICATES_FILE] = duplicate_file
         manifest = msgspec.structs.replace(
             manifest,
             files={file: of_file.sha256 for file, of_file in sums.items()},
             file_sizes={file: FileSize(of_file.bytes, of_file.crc32c) for file, of_file in sums.items()},
-            duplicates=UNSET if saved is None else duplicate_totals(saved),
         )
-        used = Usage()
-        used.merge(run.used)
-        used.merge(usage.take())
-        if not storage.is_local(config.output):
-            used.lists_and_writes += len(files) + _WRITES_TO_COME
-            used.reads += _READS_TO_COME
-        files[schema.RUN_FILE] = document_bytes(totals.run(run, used))
+        files[schema.RUN_FILE] = document_bytes(totals.run(run))
         last = [(file, files.pop(file)) for file in (schema.DATASET_INFO_FILE,) if file in files]
         listed = looked.result()
         if schema.MANIFEST_FILE in listed and state.outcome(plan) is Outcome.PUBLISHED:
@@ -170,16 +150,16 @@ def _sidecars(
     config: Config, state: JobState, plan: Plan, listing: Callable[[], dict[str, ListedFile]]
 ) -> Iterator[tuple[ShardName, Sidecar]]:
     """Every planned shard's sidecar, in order of split and number, its files checked, some requests ahead."""
-    names = shard_names(config, plan.splits)
+    names, sidecars = shard_names(config, plan.splits), Sidecars(config)
 
     def checked(name: ShardName) -> tuple[ShardName, Sidecar]:
-        sidecar, listed = state.sidecar(name), listing()  # which first says it if the claim is lost
+        sidecar, listed = sidecars.read(name), listing()  # which first says it if the claim is lost
         if sidecar is None or sidecar.plan != plan.sha256:
             state.check()
             if state.outcome(plan) is Outcome.PUBLISHED:  # by an earlier attempt, which deleted it
                 raise SupersededError.published(config.dataset_url)
             raise ImageShardsError(f"shard {name.file} was not written: run the same command again")
-        if different := state.difference(name, sidecar, listed.get, reads=False):
+        if different := sidecars.difference(name, sidecar, listed.get, reads=False):
             raise ImageShardsError(
                 f"{different} is not what this job wrote: nothing is published; run the same command again"
             )

@@ -1,37 +1,33 @@
 """What an unpublished job keeps in `ROOT/NAME/_state/VERSION/`: claim, plan, and a sidecar for each finished shard.
 
-A shard is finished if its sidecar carries this plan's hash and the sizes and CRCs of the shard and its index. A plan
-that differs in any byte invalidates all of it. The folder is deleted once the version is published.
+A plan that differs in any byte invalidates all of it. The folder is deleted once the version is published.
 """
 
 from __future__ import annotations
 
 import os
-import tempfile
-import uuid
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor, wait
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, suppress
 from enum import Enum
-from typing import IO, Any, TypeVar
+from typing import IO, Any
 
 from beam_pipeline import schema, storage
 from beam_pipeline.config import Config
-from beam_pipeline.dataset.claim import CLAIM_FILE, ClaimedError, LocalClaim, SupersededError, open_claim
+from beam_pipeline.dataset.claim import CLAIM_FILE, Claim, SupersededError
 from beam_pipeline.dataset.compare import read_run
-from beam_pipeline.errors import ImageShardsError, NotPublishedError
-from beam_pipeline.schema import ShardName, canonical_json, is_ours
-from beam_pipeline.schema.job import ComparedInputs, Plan, PlannedJob, Sidecar, as_run, document_bytes, read_document
-from beam_pipeline.schema.manifest import Content, FileSize, PlannedSplit, parse_manifest, seal_manifest
+from beam_pipeline.errors import NotPublishedError
+from beam_pipeline.schema import ShardName, is_ours
+from beam_pipeline.schema.job import Plan, as_run, document_bytes, read_document
+from beam_pipeline.schema.manifest import Content, PlannedSplit, parse_manifest
 from beam_pipeline.storage import ListedFile, Storage, join
-from beam_pipeline.storage.causes import translating_os_errors
-from beam_pipeline.storage.local import making_folder
+from beam_pipeline.storage.local import temporary_file
 
 _PLAN_FILE = "plan.json"
 # They survive a fresh start: an image that killed decoders will do so again.
 _KEPT = (CLAIM_FILE, "inflight/rejected/")
+_TEMPORARY = "tmp/"
 _DELETES_IN_FLIGHT = 32
-Answer = TypeVar("Answer", PlannedJob, ComparedInputs)
 
 
 def run_concurrently(*calls: Callable[[], Any]) -> list[Any]:
@@ -66,12 +62,12 @@ class JobState:
 
     def __init__(self, config: Config, run: str = "") -> None:
         self._config = config
-        self._run = run or config.run_id
+        self._run = run or config.context.id
         self._store = storage.open_storage(config.output, config.io_deadline)
         self._is_local = storage.is_local(config.output)
         self._manifest_url = join(config.dataset_url, schema.MANIFEST_FILE)
         self.url = config.state_url
-        self.claim = open_claim(config)
+        self.claim = Claim(config)
 
     def exists(self) -> bool:
         """Whether a job began to write the version, so that its files may be continued or deleted.
@@ -84,16 +80,13 @@ class JobState:
         """The plan of the job that began to write the version; None if there is none that can be read."""
         return read_document(self._read(_PLAN_FILE) or b"", Plan)
 
-    def invalidate_plan(self) -> None:
-        """For `--restart`, by the launcher that holds the claim: all shards are written again, but once."""
-        if self._read(_PLAN_FILE) is not None:
-            self.write(_PLAN_FILE, b"{}\n")  # the version is still known as ours
-
     def has_leftovers(self) -> bool:
-        """Whether anything is here, if only a folder; here or in the folder of all states, of a local output."""
-        if self._is_local:
-            return os.path.isdir(self._config.states_url)
-        return next(self._store.files(self.url), None) is not None
+        """Whether a job left anything behind, if only a folder or a lock."""
+        if not self._is_local:
+            return next(self._store.files(self.url), None) is not None
+        of_version = {f"{self._config.version}/", f"{self._config.version}.lock"}
+        names = self._store.names(self._config.states_url)
+        return bool(of_version & {*names}) or (not names and os.path.isdir(self._config.states_url))
 
     # --- the claim and the plan
 
@@ -109,49 +102,56 @@ class JobState:
         Raises:
             ImageShardsError: another job is writing the version, or has published another plan since this one began.
         """
-        try:
-            self._prepare(plan)
-        finally:
-            if not self._config.has_launcher:
-                self.claim.release()
-        return self._run
-
-    def _prepare(self, plan: Plan) -> None:
-        config, data, replaces = self._config, document_bytes(plan), False
+        data, replaces = document_bytes(plan), False
         while True:
             self._run, is_replaced = self.claim.acquire(plan.sha256, replaces)
             # In this order: jobs that share the claim write shards only after plan.json, so that what is listed before
             # it is there is old; and one that publishes deletes it only after it wrote the manifest.
             old = self._old_files()
-            planned = self._read(_PLAN_FILE)
+            is_begun = self._read(_PLAN_FILE) == data
             is_published = self._store.stat(self._manifest_url) is not None
-            if is_published and not config.overwrite:
-                is_ours = self.outcome(plan) is Outcome.PUBLISHED
-                if is_ours or not config.repair or self.manifest() is not None:  # else it can't be read: write it again
-                    self.claim.discard()
-                    if is_ours:
-                        return
-                    raise SupersededError.published(config.dataset_url)
-            if not is_published and not is_replaced and planned == data:
-                return
-            # The claim of a job that has published.
-            replaces = is_published and planned == data and self._run != config.run_id
-            # One that shared it has, just now.
-            if replaces or (old and self.claim.holder() is None):
-                continue
-            if old or self._is_local:  # where --overwrite deletes the user's files, too, which are not listed
-                self.check()
-                self._delete(old)
-            if self._store.write(join(self.url, _PLAN_FILE), data, None if self._is_local else ""):
-                return
+            if is_published and not self._config.overwrite and self._is_done(plan):
+                break
+            if is_begun and not is_published and not is_replaced:
+                break
+            # The holder has published this plan: take its claim over.
+            replaces = is_published and is_begun and self._run != self._config.context.id
+            # Or it has, just now, and its claim is gone: acquire one of our own.
+            is_gone = bool(old) and self.claim.holder() is None
+            if not replaces and not is_gone and self._begin(old, data):
+                break
+        return self._run
+
+    def _is_done(self, plan: Plan) -> bool:
+        """Whether a job of this plan has published, or the manifest can't be read and is to be repaired: then False.
+
+        Raises:
+            SupersededError: a job of another plan has published.
+        """
+        is_ours = self.outcome(plan) is Outcome.PUBLISHED
+        if not is_ours and self._config.repair and self.manifest() is None:
+            return False
+        self.claim.discard()
+        if not is_ours:
+            raise SupersededError.published(self._config.dataset_url)
+        return True
+
+    def _begin(self, old: dict[str, str], plan: bytes) -> bool:
+        """Delete what another plan left, and write plan.json; returns whether this plan is there now."""
+        if old or self._config.overwrite:  # which deletes the user's files, too
+            self.check()
+            self._delete(old)
+        return self._store.write(join(self.url, _PLAN_FILE), plan, "")
 
     def _old_files(self) -> dict[str, str]:
         """URL → generation of what has to go if this job begins from nothing."""
         config, version = self._config, self._config.dataset_url
 
         def of_version() -> dict[str, str]:
-            if self._is_local:  # under a lock nothing changes; the user's folders are not looked into
-                return dict.fromkeys(own_files(self._store, version, config.name), "")
+            if self._is_local:  # the user's folders are not looked into
+                names = own_files(self._store, version, config.name)
+                found = {name: self._store.stat(join(version, name)) for name in names}
+                return {name: file.generation for name, file in found.items() if file}
             files = self._store.files(version)
             return {file.path: file.generation for file in files if config.overwrite or is_ours(file.path, config.name)}
 
@@ -162,9 +162,6 @@ class JobState:
 
     def _delete(self, old: dict[str, str]) -> None:
         version, plan_url = self._config.dataset_url, join(self.url, _PLAN_FILE)
-        if self._is_local:
-            self.write(_PLAN_FILE, b"{}\n")  # half deleted, the version is still known as ours
-            old.pop(plan_url, None)
         # The plan before shards: without it none of an earlier job counts as finished, however far this comes.
         for url in (*(join(version, f) for f in (schema.MANIFEST_FILE, schema.DATASET_INFO_FILE)), plan_url):
             if url in old:
@@ -172,7 +169,7 @@ class JobState:
         self.delete_all(old)
         if self._is_local:
             if self._config.overwrite:
-                self._store.delete_tree(version)
+                delete_users_files(self._store, version, self._config.name)
             self._store.delete_empty_folders(join(version, schema.INDEX_FOLDER))
 
     def delete_all(self, files: dict[str, str]) -> None:
@@ -184,14 +181,13 @@ class JobState:
         """Check that this job may still write.
 
         Args:
-            repaired: `self_sha256` of the manifest that a repair follows. In an object store that is its claim: two
-                repairs write the same bytes.
+            repaired: `self_sha256` of the manifest that a repair follows, its claim: two of these write the same.
             is_published: whether the manifest is written; then another job of this plan may have deleted the claim.
 
         Raises:
             SupersededError: it may not.
         """
-        if repaired and not self._is_local:
+        if repaired:
             manifest = self.manifest()
             may_write = manifest is not None and manifest.self_sha256 == repaired
         else:
@@ -202,7 +198,7 @@ class JobState:
     def outcome(self, plan: Plan) -> Outcome:
         """Whose the version is; for a job whose claim is gone, or that meets a manifest."""
         manifest = self.manifest()
-        is_plan = manifest and Plan.published(manifest, plan.inputs, plan.dropped).sha256 == plan.sha256
+        is_plan = manifest and Plan.published(manifest, plan.inputs).sha256 == plan.sha256
         # Etags and mtimes of the images are not in the manifest: without run.json it may be that of other images.
         if is_plan and as_run(read_run(self._config)).inputs == plan.inputs:
             return Outcome.PUBLISHED
@@ -225,7 +221,7 @@ class JobState:
             check: raises ImageShardsError if this job may no longer write.
         """
         while True:
-            generation = None if self._is_local else seen.generation if seen else ""
+            generation = seen.generation if seen else ""
             try:
                 if isinstance(content, bytes):
                     is_written = self._store.write(url, content, generation)
@@ -241,44 +237,6 @@ class JobState:
             seen = self._store.stat(url)
             check()
 
-    # --- finished shards
-
-    def sidecar_url(self, name: ShardName) -> str:
-        """Of the file that says that a shard is finished: its object and index are there."""
-        return join(self.url, f"shards/{name.short}.json")
-
-    def sidecar(self, name: ShardName) -> Sidecar | None:
-        """What a finished shard's sidecar says; None if there is none, or after a power cut only a part of one."""
-        data = self._read(f"shards/{name.short}.json") or b""
-        sidecar = read_document(data, Sidecar)
-        return sidecar if sidecar and seal_manifest(sidecar) == data else None
-
-    def difference(
-        self, name: ShardName, sidecar: Sidecar, find: Callable[[str], ListedFile | None], reads: bool
-    ) -> str | None:
-        """Which file of a finished shard doesn't match its sidecar.
-
-        Args:
-            name, sidecar: of the shard.
-            find: looks up what the store says of a file of the version.
-            reads: whether to read a shard whose CRC the store doesn't tell, even if it has the etag or mtime that its
-                writer recorded. Its index, which is small, is always read then.
-        """
-        shard = sidecar.shard
-        for kind, file, expected, etag in (
-            ("shard", name.file, FileSize(shard.bytes, shard.crc32c), sidecar.etag),
-            ("index", name.index_file, sidecar.index, ""),
-            ("record table", name.table_file, shard.table, ""),
-        ):
-            if expected is None:
-                continue  # a compressed shard has no index, one of an older version no table
-            listed, url = find(file), join(self._config.dataset_url, file)
-            unchanged = not reads and listed is not None and bool(etag) and listed.etag == etag
-            reads_shard: storage.Reads = "never" if unchanged else "if unknown"
-            if not storage.is_intact(self._store, url, listed, expected.bytes, expected.crc32c, reads_shard):
-                return f"{kind} {file}"
-        return None
-
     # --- files
 
     def write(self, file: str, data: bytes) -> None:
@@ -292,29 +250,15 @@ class JobState:
             return None
 
     def files(self) -> dict[str, str]:
-        """Every file of the state → its generation."""
+        """Every file of the state → its generation; "" for a temporary one, whose name no other job gives."""
         with suppress(FileNotFoundError):  # a local folder, which another job of this plan has just cleared
-            return {file.path: file.generation for file in self._store.files(self.url)}
+            files = self._store.files(self.url)
+            return {file.path: "" if file.path.startswith(_TEMPORARY) else file.generation for file in files}
         return {}
 
-    @contextmanager
-    def temporary_file(self) -> Iterator[IO[bytes]]:
+    def temporary_file(self) -> AbstractContextManager[IO[bytes]]:
         """A file to be published, which a kill leaves only in the state: elsewhere it has no name."""
-        if not self._is_local:
-            folder = tempfile.gettempdir()
-            with translating_os_errors(folder, of_others=False), tempfile.TemporaryFile(buffering=1 << 20) as file:
-                yield file
-            return
-        path = join(self.url, f"tmp/{uuid.uuid4().hex}.tmp")  # the same disk: publishing is a rename
-        try:
-            with (
-                translating_os_errors(path, of_others=False),
-                making_folder(path, lambda: open(path, "xb", buffering=1 << 20)) as file,
-            ):
-                yield file
-        finally:
-            with suppress(FileNotFoundError):
-                os.unlink(path)
+        return temporary_file(join(self.url, _TEMPORARY) if self._is_local else None)
 
     def clear(self, files: dict[str, str] | None = None) -> None:
         """Delete the state of a version that is published, and its claim; not that of a job which overwrites it.
@@ -322,78 +266,27 @@ class JobState:
         Args:
             files: as `files` gave it before the claim was looked at and was found to be that of the published plan.
         """
-        if isinstance(self.claim, LocalClaim):
-            self._clear_local(self.claim)
-            return
         if files is None:
-            files = self.files()  # before the claim is looked at
-            if (holder := self.claim.holder()) and not (CLAIM_FILE in files and self._is_published(holder.plan)):
+            files, holder = self.files(), self.claim.holder()  # in this order
+            is_over = holder is None or self.claim.is_abandoned(holder)
+            if not is_over and not (CLAIM_FILE in files and holder and self._is_published(holder.plan)):
                 return
         plan = {path: files[path] for path in (_PLAN_FILE,) if path in files}
         # The plan last: a claim without it is one of a job that has not begun.
         for paths in (files.keys() - plan.keys(), plan.keys()):
             self.delete_all({join(self.url, path): files[path] for path in paths})
-
-    def _clear_local(self, claim: LocalClaim) -> None:
-        """Under the launcher's lock or one of its own, so that a job that overwrites begins before or after."""
-        holder = claim.holder()
-        launcher_has_it = self._config.has_launcher if holder is None else not holder.plan
-        if launcher_has_it:
-            if holder and holder.run == self._run:
-                self._store.delete_temporaries(self._config.dataset_url)
-                self._store.delete_tree(self.url, keep=(CLAIM_FILE,))
-            return
-        with suppress(ClaimedError), claim.locked() as holder:
-            # In part: a job that prepares holds the lock until it has a plan.
-            was_cleared = self._read(_PLAN_FILE) is None
-            if holder is None or holder.run == self._run or was_cleared or self._is_published(holder.plan):
-                self._store.delete_temporaries(self._config.dataset_url)
-                self._store.delete_tree(self.url)
-                self._delete_empty_folders()
-
-    def clear_leftovers(self) -> None:
-        """Delete what a job left that was killed after it had published, unless another one is running."""
-        holder = self.claim.holder()
-        if not self._is_local or (holder and holder.plan):
-            self.clear()
-            return
-        with suppress(ImageShardsError):
-            self.claim.acquire()
-            try:
-                self.clear()
-            finally:
-                self.claim.release()
+        self._store.delete_temporaries(self._config.dataset_url)
+        self._delete_empty_folders()
 
     def _delete_empty_folders(self) -> None:
         states = self._config.states_url  # the output itself is the user's
-        self._store.delete_empty_folders(self.url, states, os.path.dirname(states))
+        folders = (folder for folder, *_ in os.walk(self.url, topdown=False)) if self._is_local else ()
+        self._store.delete_empty_folders(*folders, states, os.path.dirname(states))
 
     def _is_published(self, claimed_plan: str) -> bool:
         """Whether the manifest is one of this plan: before plan.json is written, that of another is deleted."""
         plan = self._read(_PLAN_FILE) or b""
         return claimed_plan == schema.sha256(plan) and self._store.stat(self._manifest_url) is not None
-
-    # --- what a job answers to the launcher that waits for it
-
-    def leave(self, answer: PlannedJob | ComparedInputs) -> None:
-        """Leave an answer outside the state of the version: a job may be writing it."""
-        self._store.write(self._answer_url(type(answer)), document_bytes(answer))
-
-    def take(self, kind: type[Answer]) -> Answer:
-        """The answer that the job left, which is deleted."""
-        url = self._answer_url(kind)
-        answer = read_document(self._store.read(url), kind)
-        self._store.delete(url)
-        self._delete_empty_folders()
-        if answer is None:
-            raise ImageShardsError(f"{url} isn't what the job left: run the same command again")
-        return answer
-
-    def _answer_url(self, kind: type[PlannedJob | ComparedInputs]) -> str:
-        """The same for the same command: on a cluster one may start the job and another take its answer."""
-        config, name = self._config, "plan" if kind is PlannedJob else "comparison"
-        command = canonical_json([config.fingerprint(), config.input, config.manifest])
-        return join(config.states_url, f"{name}-{schema.sha256(command)[:16]}.json")
 
 
 def own_files(store: Storage, version_url: str, dataset: str) -> list[str]:
@@ -401,6 +294,16 @@ def own_files(store: Storage, version_url: str, dataset: str) -> list[str]:
     indexes = store.names(join(version_url, schema.INDEX_FOLDER))
     names = (*store.names(version_url), *(f"{schema.INDEX_FOLDER}/{name}" for name in indexes))
     return [name for name in names if is_ours(name, dataset)]
+
+
+def delete_users_files(store: Storage, version_url: str, dataset: str) -> None:
+    """For `--overwrite` on a disk: delete what no job writes; links are deleted, not followed."""
+    index = f"{schema.INDEX_FOLDER}/"
+    for folder in ("", index):
+        for name in (folder + name for name in store.names(join(version_url, folder))):
+            url = join(version_url, name.rstrip("/"))
+            if not is_ours(name, dataset) and (name != index or os.path.islink(url)):
+                store.delete_tree(url)
 
 
 def shard_names(config: Config, splits: Mapping[str, PlannedSplit]) -> list[ShardName]:
@@ -415,12 +318,11 @@ def shard_names(config: Config, splits: Mapping[str, PlannedSplit]) -> list[Shar
 def withdraw(config: Config, state: JobState, plan: Plan) -> None:
     """Delete shards that a job of this plan wrote after it lost the claim, if whoever has the version has no such ones.
 
-    A local version is locked. Shards of the same name are left to its publisher, who may have found them equal.
+    Shards of the same name are left to its publisher, who may have found them equal.
     """
-    if storage.is_local(config.output):
-        return
-    store = storage.open_storage(config.output, config.io_deadline)
-    listed = {file.path: file.generation for file in store.files(config.dataset_url)}
+    store, listed = storage.open_storage(config.output, config.io_deadline), dict[str, str]()
+    with suppress(FileNotFoundError):  # a local folder that another job has deleted
+        listed = {file.path: file.generation for file in store.files(config.dataset_url)}
     manifest, planned = state.manifest(), state.planned()  # after the listing: later files have other generations
     owners = [owner.splits for owner in (manifest and manifest.plan, planned) if owner]
     theirs = {name for owner in owners for name in shard_names(config, owner)}

@@ -1,32 +1,29 @@
-"""The sums of all shards and duplicates for the manifest and run.json; files whose bytes are summed on their way."""
+"""The sums of all shards for the manifest and run.json; files whose bytes are summed on their way."""
 
 from __future__ import annotations
 
 import hashlib
 import io
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from fractions import Fraction
-from typing import IO, Any, NamedTuple
+from typing import IO, Any
 
 import google_crc32c
 import msgspec
 import numpy as np
 
-from beam_pipeline import schema, storage
+from beam_pipeline import schema
 from beam_pipeline.config import Config
 from beam_pipeline.dataset.base import taken_from_base
-from beam_pipeline.dataset.state import JobState
 from beam_pipeline.errors import ImageShardsError
 from beam_pipeline.images import PASSTHROUGH
-from beam_pipeline.planning.duplicates import Group
-from beam_pipeline.schema import ENVIRONMENT_REASONS, RejectReason, ShardName
-from beam_pipeline.schema.job import Counts, Plan, ReferenceSum, Run, Sidecar, Usage
+from beam_pipeline.schema import ENVIRONMENT_REASONS, ShardName
+from beam_pipeline.schema.job import Counts, Plan, ReferenceSum, Run, Sidecar
 from beam_pipeline.schema.manifest import (
     FORMAT_VERSION,
     Content,
     Cuts,
-    Duplicates,
     FileSums,
     Image,
     Rejects,
@@ -34,7 +31,6 @@ from beam_pipeline.schema.manifest import (
     Source,
     Split,
 )
-from beam_pipeline.storage.usage import dollars
 
 
 class SummedFile:
@@ -68,43 +64,6 @@ class SummedFile:
         """Of all bytes."""
         assert self._hash
         return FileSums(self.bytes, self.crc32c, self._hash.hexdigest())
-
-
-class SavedGroups(NamedTuple):
-    """The groups of one bucket, which are in the state folder, and how many there are."""
-
-    bucket: int
-    counts: Duplicates
-
-
-def duplicate_totals(saved: Sequence[SavedGroups]) -> Duplicates:
-    """What the manifest says of duplicates."""
-    counts = [groups.counts for groups in saved]
-    return Duplicates(*(sum(getattr(bucket, name) for bucket in counts) for name in Duplicates.__struct_fields__))
-
-
-def save_groups(bucketed: tuple[int, list[Group]], config: Config, _: object) -> SavedGroups:
-    """Keep a bucket's lines in the state folder, which is ready when there is a plan, for the publisher."""
-    bucket, groups = bucketed
-    JobState(config).write(_file(bucket), b"".join(group.line for group in groups))
-    counts = Duplicates(
-        groups=len(groups),
-        images=sum(len(group.images) for group in groups),
-        across_classes=sum(group.classes > 1 for group in groups),
-        across_splits=sum(group.splits > 1 for group in groups),
-    )
-    return SavedGroups(bucket, counts)
-
-
-def saved_lines(config: Config, saved: Iterable[SavedGroups]) -> Iterator[bytes]:
-    """The parts of `duplicates.jsonl`, in order."""
-    store, url = storage.open_storage(config.output, config.io_deadline), JobState(config).url
-    for bucket in sorted(bucket for bucket, _ in saved):
-        yield store.read(storage.join(url, _file(bucket)))
-
-
-def _file(bucket: int) -> str:
-    return f"duplicates/{bucket:05d}.jsonl"
 
 
 class DatasetTotals:
@@ -148,11 +107,10 @@ class DatasetTotals:
                 f"{total.records} records + {total.rejected} rejects are not the {self._plan.images} images listed: "
                 "nothing is published; run the same command again"
             )
-        failures = total.rejected - total.rejects.get(RejectReason.DUPLICATE, 0)
-        if failures > Fraction(str(max_reject_fraction)) * images:
+        if total.rejected > Fraction(str(max_reject_fraction)) * images:
             by_reason = ", ".join(f"{reason} {count}" for reason, count in sorted(total.rejects.items()))
             raise ImageShardsError(
-                f"{failures} of {images} images rejected ({by_reason}), --max_reject_fraction is "
+                f"{total.rejected} of {images} images rejected ({by_reason}), --max_reject_fraction is "
                 f"{max_reject_fraction:g}: nothing is published; see imageshards rejects {self._config.dataset_url}, "
                 "remove them or raise --max_reject_fraction"
             )
@@ -201,23 +159,16 @@ class DatasetTotals:
         by_class = tuple(counts.class_counts.get(number, 0) for number in range(len(self._plan.classes)))
         return Split(counts.records, sum(shard.bytes for shard in shards), by_class, shards)
 
-    def run(self, run: Run, used: Usage) -> Run:
-        """The content of run.json: how much work was done.
-
-        Args:
-            run: what is known of it.
-            used: by the job, but for what wrote the shards.
-        """
+    def run(self, run: Run) -> Run:
+        """The content of run.json: what is known of the run, and how much work was done."""
         total = self._total
-        total.used.merge(used)
         return msgspec.structs.replace(
             run,
             inputs=self._plan.inputs,
             images=self._listing.count,
             source_bytes=total.source_bytes,
             shard_bytes=sum(shard.bytes for shards in self._shards.values() for shard in shards),
-            used=total.used,
-            dollars=dollars(total.used, run.prices),
+            cpu_s=total.cpu_s,
             bits_used=total.bits_used,
             base=taken_from_base(self._config, total),
         )

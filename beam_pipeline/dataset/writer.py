@@ -26,6 +26,7 @@ from beam_pipeline.conversion.versions import check_versions
 from beam_pipeline.dataset.base import stored_images
 from beam_pipeline.dataset.claim import SupersededError
 from beam_pipeline.dataset.progress import report
+from beam_pipeline.dataset.sidecars import Sidecars
 from beam_pipeline.dataset.state import JobState, Outcome, run_concurrently, withdraw
 from beam_pipeline.dataset.totals import SummedFile
 from beam_pipeline.errors import ImageShardsError, Reject
@@ -34,7 +35,7 @@ from beam_pipeline.inputs.references import ImageRef, content_fields, listing_fi
 from beam_pipeline.schema import ShardName, example, table
 from beam_pipeline.schema.job import Counts, Plan, ReferenceSum, RejectLine, Sidecar, add_counts
 from beam_pipeline.schema.manifest import Column, Content, Shard, file_sums, seal_manifest
-from beam_pipeline.storage import ListedFile, usage
+from beam_pipeline.storage import ListedFile
 
 _GZIP_LEVEL = 6
 
@@ -83,7 +84,7 @@ class ShardWriter:
         self._cancelled = cancelled or threading.Event()
         self._class_ids = {label: number for number, label in enumerate(plan.classes)}
         self._target = storage.open_storage(config.output, config.io_deadline)
-        self._state = JobState(config, claimed.run)
+        self._state, self._sidecars = JobState(config, claimed.run), Sidecars(config)
         self._done = self._counted_before = 0
 
     def write(self, split: str, index: int, refs: Iterable[ImageRef]) -> Finished:
@@ -99,9 +100,9 @@ class ShardWriter:
         name = ShardName(self._config.name, split, index, self._plan.splits[split].shards)
         try:
             files = (name.file, name.index_file, name.table_file)
-            urls = [*map(self._url, files), self._state.sidecar_url(name)]
+            urls = [*map(self._url, files), self._sidecars.url(name)]
             looks = (partial(self._target.stat, url) for url in urls)
-            sidecar, _, *stats = run_concurrently(partial(self._state.sidecar, name), self._check, *looks)
+            sidecar, _, *stats = run_concurrently(partial(self._sidecars.read, name), self._check, *looks)
             was_finished = sidecar is not None and self._is_finished(name, sidecar)
             if sidecar is None or not was_finished:
                 in_order = sorted(refs, key=lambda ref: (ref.order_key, ref.path, ref.label))
@@ -132,10 +133,10 @@ class ShardWriter:
         """Whether an earlier attempt at this plan wrote the shard."""
         if sidecar.plan != self._plan.sha256:
             return False
-        return not self._state.difference(name, sidecar, lambda file: self._target.stat(self._url(file)), reads=True)
+        return not self._sidecars.difference(name, sidecar, lambda file: self._target.stat(self._url(file)), reads=True)
 
     def _convert(self, name: ShardName, refs: list[ImageRef], seen: Seen, decoder: Callable[[], Decoder]) -> Sidecar:
-        url, sidecar_url = self._url(name.file), self._state.sidecar_url(name)
+        url, sidecar_url = self._url(name.file), self._sidecars.url(name)
         counts, listing, content = Counts(), ReferenceSum(), ReferenceSum()
         one_hot_classes = len(self._class_ids) if self._config.one_hot else 0
         rows = TableRows(self._plan.features)
@@ -173,17 +174,14 @@ class ShardWriter:
             if there is None or (there.bytes, there.crc32c) != (out.bytes, out.crc32c):
                 self._state.put(url, file, there, self._check)
         small: dict[str, bytes] = {}
-        index_sums = table_sums = None
+        columns = rows.table()
+        small[name.table_file], index_sums = columns, None
         if self._config.compression == "none":  # else there is no index: records can't be read from the middle
             index = small[name.index_file] = index_text(rows.bytes)
             index_sums = file_sums(index)
-        if published is None or published.table:
-            columns = small[name.table_file] = rows.table()
-            table_sums = file_sums(columns)
         urls = {self._url(file): content for file, content in small.items()}
         writes = [partial(self._state.put, url, content, seen[url], self._check) for url, content in urls.items()]
         listed = run_concurrently(partial(self._target.stat, url), self._check, *writes)[0]
-        counts.used = usage.take()
         sidecar = Sidecar(
             plan=self._plan.sha256,
             shard=Shard(
@@ -194,7 +192,7 @@ class ShardWriter:
                 images=listing.count,
                 listing_fingerprint=listing.hex,
                 content_fingerprint=content.hex,
-                table=table_sums,
+                table=file_sums(columns),
             ),
             etag=listed.etag if listed else "",
             index=index_sums,
@@ -240,6 +238,7 @@ def count_image(counts: Counts, converted: Converted[EncodedImage], class_id: in
     """Count what became of one image."""
     image, stored = converted.result, converted.stored
     counts.source_bytes += converted.source_bytes
+    counts.cpu_s += converted.cpu_s
     counts.in_base += stored is not None
     if isinstance(image, Reject):
         add_counts(counts.rejects, {str(image.reason): 1})

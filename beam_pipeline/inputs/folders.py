@@ -6,15 +6,19 @@ import dataclasses
 import heapq
 import os
 import re
+from array import array
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator
 from itertools import chain
 from typing import NamedTuple
 
+from msgspec import UNSET, UnsetType
+
 from beam_pipeline import storage
 from beam_pipeline.config import ANY, Config
 from beam_pipeline.errors import UsageError
 from beam_pipeline.images.formats import EXTENSIONS
+from beam_pipeline.inputs import exclude
 from beam_pipeline.inputs.manifest_rows import rows_with_sizes
 from beam_pipeline.inputs.references import (
     LARGEST_SAMPLE,
@@ -29,7 +33,7 @@ from beam_pipeline.inputs.references import (
     split_stratified,
 )
 from beam_pipeline.schema import NAME_PATTERN
-from beam_pipeline.schema.job import ReferenceSum, Skipped, Usage
+from beam_pipeline.schema.job import Excluded, ReferenceSum, Skipped
 
 # Kinds of skipped files, as `Skipped` names them.
 HIDDEN, HIDDEN_IMAGES, HIDDEN_FOLDERS = "hidden", "hidden_images", "hidden_folders"
@@ -59,8 +63,9 @@ class ListingSummary:
         suffixes: files that were skipped for their suffix, by suffix.
         references: count and order-free sum of all images, etags included, as run.json keeps it.
         source_bytes: of all images.
-        used: CPU time and requests of the listing.
+        excluded, on_list: images that `--exclude` leaves out; order keys of those that its list names.
         classes: class names, sorted or in the labels file's order; of a complete listing only.
+        exclusion: what run.json says of the list; of a complete listing only.
     """
 
     class_counts: Counter[str] = dataclasses.field(default_factory=Counter)
@@ -69,8 +74,10 @@ class ListingSummary:
     suffixes: Counter[str] = dataclasses.field(default_factory=Counter)
     references: ReferenceSum = dataclasses.field(default_factory=ReferenceSum)
     source_bytes: int = 0
-    used: Usage = dataclasses.field(default_factory=Usage, compare=False)
+    excluded: int = 0
+    on_list: array[int] = dataclasses.field(default_factory=lambda: array("Q"))
     classes: tuple[str, ...] = ()
+    exclusion: Excluded | UnsetType = UNSET
 
     @property
     def images(self) -> int:
@@ -115,7 +122,8 @@ class ListingSummary:
         self.counts.update(part.counts)
         self.references.merge(part.references)
         self.source_bytes += part.source_bytes
-        self.used.merge(part.used)
+        self.excluded += part.excluded
+        self.on_list.extend(part.on_list)
         for suffix, files in part.suffixes.items():
             self._count_suffix(suffix, files)
 
@@ -218,12 +226,13 @@ def all_images(config: Config) -> Iterator[ImageRef]:
 
 
 def _listed_images(config: Config) -> Iterator[ImageRef]:
+    left_out = ListingSummary()
     if config.layout == "manifest":
-        yield from rows_with_sizes(config)
-        return
-    skipped = ListingSummary()
-    for folder in class_folders(config, skipped):
-        yield from list_images(config, folder, skipped)
+        refs = rows_with_sizes(config)
+    else:
+        folders = class_folders(config, left_out)
+        refs = chain.from_iterable(list_images(config, folder, left_out) for folder in folders)
+    return exclude.kept(config, refs, left_out)
 
 
 def _is_hidden(path: str) -> bool:

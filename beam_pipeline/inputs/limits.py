@@ -17,7 +17,7 @@ def check(images: int, most: int | None) -> None:
 
     Args:
         images: listed so far.
-        most: of `most_references`, or None for no limit.
+        most: of `max_references`, or None for no limit.
 
     Raises:
         ImageShardsError: there are more.
@@ -29,19 +29,14 @@ def check(images: int, most: int | None) -> None:
         )
 
 
-def most_references(bytes_each: int, root: str = "/") -> int | None:
-    """How many references fit in free memory; None if the system doesn't say how much that is.
-
-    Args:
-        bytes_each: one of the above.
-        root: folder of `proc` and `sys`.
-    """
-    free = _free_memory_bytes(Path(root))
+def max_references(bytes_each: int) -> int | None:
+    """How many references of so many bytes, see above, fit in free memory; None if the system doesn't tell."""
+    free = free_memory_bytes(Path("/"))
     return None if free is None else free // bytes_each
 
 
-def _free_memory_bytes(root: Path) -> int | None:
-    """The least of what the machine and the control groups of this process have left.
+def free_memory_bytes(root: Path) -> int | None:
+    """The least of what the machine and the control groups of this process have left, as `proc` and `sys` in root say.
 
     https://docs.kernel.org/admin-guide/cgroup-v2.html#memory
     """

@@ -23,8 +23,6 @@ from beam_pipeline.schema.table import order_key
 KEY_BITS = 64
 LARGEST_SAMPLE = 512
 _SPLIT_SALT = b"imageshards split"  # part of the format: changing it moves images between splits
-# Begins the etag of an image whose manifest row gives an MD5 that it didn't have when it was read.
-UNCONFIRMED_MD5 = "unconfirmed-md5:"
 _BELOW_FIRST_FOLDER = re.compile(r"\A(?!\w+://)[^/]+/(.+)", re.DOTALL)  # --split_by name
 
 
@@ -39,7 +37,6 @@ class ImageRef(NamedTuple):
         split: `train`, `validation`, …
         order_key: 64-bit position in the global order; ties go by `path`.
         features: serialized `tf.train.Feature`s of a manifest's columns, in the order of the columns' names.
-        duplicate_of: with `--duplicates drop` the path of the image with the same bytes that is kept; else b"".
     """
 
     path: str
@@ -49,11 +46,10 @@ class ImageRef(NamedTuple):
     split: str
     order_key: int
     features: tuple[bytes, ...] = ()
-    duplicate_of: bytes = b""
 
 
 def listed_md5(ref: ImageRef) -> bytes | None:
-    """The MD5 that the listing, the manifest or an earlier step gives; None without one."""
+    """The MD5 that the listing or the manifest gives; None without one."""
     return bytes.fromhex(ref.etag[4:]) if ref.etag.startswith("md5:") else None
 
 

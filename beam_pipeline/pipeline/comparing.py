@@ -10,8 +10,8 @@ import apache_beam as beam
 
 from beam_pipeline import storage
 from beam_pipeline.config import Config
+from beam_pipeline.dataset import answers
 from beam_pipeline.dataset.compare import read_and_compare, shard_of
-from beam_pipeline.dataset.state import JobState
 from beam_pipeline.errors import ImageShardsError
 from beam_pipeline.inputs.folders import ListingSummary
 from beam_pipeline.pipeline.elements import Page, Pages, ShardId, by_key, merge_all, reports_errors
@@ -63,7 +63,7 @@ def _compare_shard(shard: tuple[ShardId, Iterable[Page]], config: Config, publis
 def save_comparison(compared: ComparedInputs, config: Config, summary: ListingSummary) -> None:
     """Leave the result for the launcher."""
     compared.references = str(summary.references)
-    JobState(config).leave(compared)
+    answers.leave(config, compared)
 
 
 def _manifest(config: Config, published: str) -> Content:

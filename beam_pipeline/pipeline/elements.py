@@ -99,6 +99,7 @@ def counter(name: str) -> Any:
 
 NAMESPACE = "imageshards"
 IMAGES_LISTED = "images-listed"
+IMAGES_EXCLUDED = "images-excluded"
 SKIPPED_HIDDEN = "files-skipped-hidden"
 SKIPPED_OTHER_SUFFIX = "files-skipped-other-suffix"
 SKIPPED_OUTSIDE_CLASSES = "images-skipped-outside-classes"

@@ -7,20 +7,18 @@ import apache_beam as beam
 import msgspec
 from apache_beam.pvalue import AsIter, AsList, AsSingleton
 
-from beam_pipeline import __version__, schema
+from beam_pipeline import __version__
 from beam_pipeline.config import Config
 from beam_pipeline.dataset.compare import Damage
 from beam_pipeline.dataset.repair import restore
-from beam_pipeline.dataset.totals import save_groups
 from beam_pipeline.dataset.writer import ClaimedPlan
 from beam_pipeline.inputs.folders import ListingSummary
 from beam_pipeline.pipeline.comparing import CompareShards, save_comparison
-from beam_pipeline.pipeline.duplicates import MarkDuplicates
 from beam_pipeline.pipeline.elements import reports_errors
 from beam_pipeline.pipeline.listing import ListPages
 from beam_pipeline.pipeline.planning import PlanShards, SampleImages, prepare_output, save_plan
 from beam_pipeline.pipeline.writing import WriteShards, assign_shards, publish_dataset
-from beam_pipeline.schema.job import Plan, Run, Usage
+from beam_pipeline.schema.job import Plan, Run
 from beam_pipeline.schema.manifest import Content
 
 
@@ -37,10 +35,6 @@ def build(pipeline: beam.Pipeline | beam.pvalue.PBegin, config: Config, run: Run
     """
     images, summary = pipeline | "ListImages" >> ListPages(config)
     # pages of ImageRefs; one ListingSummary: 1,281,167 images, classes cat, dog, …
-    saved = groups = None
-    if config.duplicates != "keep":
-        images, summary, groups = images | "MarkDuplicates" >> MarkDuplicates(config, summary)
-        # the same pages; with --duplicates drop, all but one of exact duplicates marked
     sample = summary | "SampleImages" >> SampleImages(config)
     # 64 to 512 Measurements
     plan = images | "PlanShards" >> PlanShards(config, summary, sample)
@@ -54,11 +48,8 @@ def build(pipeline: beam.Pipeline | beam.pvalue.PBegin, config: Config, run: Run
     # (("train", 3), page): references are grouped by shard, never pixels
     written = shards | "WriteShards" >> WriteShards(config, plan)
     # ("train", 3): its result is in the state
-    if groups is not None:
-        saved = AsIter(groups | "SaveDuplicates" >> beam.Map(reports_errors(save_groups), config, AsSingleton(plan)))
-        # lines of duplicates.jsonl, in the state
     facts = summary | "RunFacts" >> beam.Map(_run_facts, run)
-    return plan | "PublishDataset" >> beam.Map(publish_dataset, config, AsIter(written), saved, AsSingleton(facts))
+    return plan | "PublishDataset" >> beam.Map(publish_dataset, config, AsIter(written), AsSingleton(facts))
 
 
 def software_versions() -> dict[str, str]:
@@ -67,10 +58,7 @@ def software_versions() -> dict[str, str]:
 
 
 def _run_facts(summary: ListingSummary, run: Run) -> Run:
-    used = Usage()
-    used.merge(run.used)
-    used.merge(summary.used)
-    return msgspec.structs.replace(run, skipped=summary.skipped, used=used)
+    return msgspec.structs.replace(run, skipped=summary.skipped, excluded=summary.exclusion)
 
 
 def build_comparison(pipeline: beam.Pipeline, config: Config, published: str) -> None:
@@ -84,21 +72,11 @@ def build_comparison(pipeline: beam.Pipeline, config: Config, published: str) ->
 def build_repair(pipeline: beam.Pipeline, config: Config, manifest: Content, damage: Damage) -> None:
     """Add the job that rewrites corrupt files."""
     plans = pipeline | "Plan" >> beam.Create([ClaimedPlan(Plan.published(manifest, f"repair {manifest.self_sha256}"))])
-    restores_duplicates = schema.DUPLICATES_FILE in damage.files
     summaries: Any = ()
-    saved: Any = ()
-    if damage.shards or restores_duplicates:
-        pages, summary = pipeline | "ListImages" >> ListPages(config)
-        if config.duplicates == "drop" or restores_duplicates:
-            marked, _, groups = pages | "MarkDuplicates" >> MarkDuplicates(config, summary)
-            pages = marked if config.duplicates == "drop" else pages
-        if restores_duplicates:
-            saved = AsIter(
-                groups | "SaveDuplicates" >> beam.Map(reports_errors(save_groups), config, AsSingleton(plans))
-            )
     if damage.shards:
+        pages, _ = pipeline | "ListImages" >> ListPages(config)
         summaries = AsIter(_rewritten(pages, config, plans, manifest, damage))  # only so that it waits for them
-    plans | "RestoreFiles" >> beam.Map(reports_errors(restore), config, manifest, damage, summaries, saved)
+    plans | "RestoreFiles" >> beam.Map(reports_errors(restore), config, manifest, damage, summaries)
 
 
 def _rewritten(pages: Any, config: Config, plans: Any, manifest: Content, damage: Damage) -> Any:

@@ -1,6 +1,7 @@
 """ListPages: from the input to pages of references."""
 
 import dataclasses
+from array import array
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from itertools import chain, islice
@@ -13,7 +14,7 @@ from beam_pipeline.config import Config
 from beam_pipeline.conversion.versions import check_versions
 from beam_pipeline.dataset.progress import report
 from beam_pipeline.errors import ImageShardsError, UsageError
-from beam_pipeline.inputs import folders, limits, manifest_rows
+from beam_pipeline.inputs import exclude, folders, limits, manifest_rows
 from beam_pipeline.inputs.folders import ClassFolder, ListingSummary
 from beam_pipeline.inputs.references import ImageRef, check_forms, sample_size
 from beam_pipeline.pipeline import elements
@@ -29,7 +30,6 @@ from beam_pipeline.pipeline.elements import (
     reports_errors,
 )
 from beam_pipeline.pipeline.stratify import StratifySplits
-from beam_pipeline.storage import usage
 
 _FOLDERS, _SUMMARIES = "folders", "summaries"
 _BUCKET_BYTES = 4 << 20  # of a manifest: about 40,000 rows, which one worker holds at a time
@@ -113,19 +113,20 @@ def _first_page(refs: Iterator[ImageRef]) -> list[ImageRef]:
 
 
 def _pages(refs: Iterator[ImageRef], summary: ListingSummary, config: Config) -> Iterator[Any]:
-    """Keyed `Page`s, which `summary` counts, and that."""
+    """Keyed `Page`s of the images that `--exclude` doesn't leave out, and `summary`, which counts them."""
+    refs = exclude.kept(config, refs, summary)
     while page := Page(islice(refs, PAGE_REFS)):
         summary.add(page)
-        limits.check(summary.images, config.most_references)
+        limits.check(summary.images, config.context.max_references)
         report(images_listed=len(page))
+        counter(elements.IMAGES_LISTED).inc(len(page))
         yield keyed(page)
     yield _counted(summary)
 
 
 def _counted(summary: ListingSummary) -> beam.pvalue.TaggedOutput:
     report(now=True)
-    summary.used = usage.take()
-    counter(elements.IMAGES_LISTED).inc(summary.images)
+    counter(elements.IMAGES_EXCLUDED).inc(summary.excluded)
     counter(elements.SKIPPED_HIDDEN).inc(summary.hidden)
     counter(elements.SKIPPED_OTHER_SUFFIX).inc(summary.suffixes.total())
     counter(elements.SKIPPED_OUTSIDE_CLASSES).inc(summary.counts[folders.OUTSIDE_CLASSES])
@@ -144,7 +145,7 @@ def _read_rows(_: Any, config: Config) -> Iterator[Any]:
     images, known = 0, set[str]()
     for bucket, page in _by_bucket(manifest_rows.row_refs(config), buckets):
         images += len(page)
-        limits.check(images, config.most_references)
+        limits.check(images, config.context.max_references)
         to_list = {folder for ref in page if (folder := manifest_rows.folder_to_list(config, ref))} - known
         known |= to_list
         yield from (beam.pvalue.TaggedOutput(_FOLDERS, (folder, buckets)) for folder in sorted(to_list))
@@ -199,11 +200,13 @@ def complete(summary: ListingSummary, config: Config) -> ListingSummary:
         UsageError: a class isn't in the labels file.
     """
     if not summary.images:
-        raise ImageShardsError("the input has no image: nothing is written")
-    limits.check(summary.images, config.most_references)
+        why = f": --exclude {config.exclude!r} leaves out all {summary.excluded:,}" if summary.excluded else ""
+        raise ImageShardsError(f"the input has no image{why}: nothing is written")
+    limits.check(summary.images, config.context.max_references)
     check_forms(summary.class_counts)
     unknown = sorted(summary.class_counts.keys() - set(config.labels)) if config.labels is not None else []
     if unknown:
         raise UsageError(f"--labels_file {config.labels_file!r}: class {unknown[0]!r} is not in it: add a line for it")
     classes = config.labels if config.labels is not None else tuple(sorted(summary.class_counts))
-    return dataclasses.replace(summary, smallest=summary.smallest[: sample_size(summary.images)], classes=classes)
+    sample, exclusion = summary.smallest[: sample_size(summary.images)], exclude.outcome(config, summary)
+    return dataclasses.replace(summary, smallest=sample, classes=classes, exclusion=exclusion, on_list=array("Q"))

@@ -10,19 +10,17 @@ from apache_beam.pvalue import AsList, AsSingleton
 from apache_beam.transforms.window import GlobalWindows
 
 from beam_pipeline.config import Config
-from beam_pipeline.dataset import base
+from beam_pipeline.dataset import answers, base
 from beam_pipeline.dataset.progress import report
 from beam_pipeline.dataset.state import JobState
 from beam_pipeline.dataset.writer import ClaimedPlan
 from beam_pipeline.inputs.folders import ListingSummary
-from beam_pipeline.inputs.references import image_url
 from beam_pipeline.pipeline import elements
 from beam_pipeline.pipeline.elements import KeyedPage, Page, Pages, counter, keyed, merge_all, reports_errors
 from beam_pipeline.planning import sampling
 from beam_pipeline.planning.plan import EstimatedSizes, SizeModel, plan_job
 from beam_pipeline.planning.sampling import Measurement
-from beam_pipeline.schema.job import Plan, PlannedJob, Sample
-from beam_pipeline.storage import is_local
+from beam_pipeline.schema.job import Plan, PlannedJob
 
 _SAMPLE_CHUNK = 32  # sampled images an element: as many as are fetched at a time, few enough to spread over workers
 
@@ -104,21 +102,18 @@ def _plan(sizes: EstimatedSizes, config: Config, summary: ListingSummary, sample
 
 @reports_errors
 def save_plan(plan: Plan, config: Config, summary: ListingSummary, sample: list[Measurement]) -> None:
-    """For `--plan_only`: leave the plan for the launcher, with what an estimate of the job's cost needs to know."""
-    refs = summary.smallest[: len(sample)]
+    """For `--plan_only`: leave the plan for the launcher, with what an estimate of the work needs to know."""
+    unchanged, unread = base.unchanged(config, summary.smallest[: len(sample)])
     planned = PlannedJob(
         plan=plan,
         source_bytes=summary.source_bytes,
-        listing=summary.used,
-        sample=Sample(
-            images=len(sample),
-            source_bytes=sum(measurement.source_bytes for measurement in sample),
-            remote=sum(not is_local(image_url(config, ref.path)) for ref in refs),
-        ),
-        cpu_s=sampling.cpu_s_an_image(sample),
-        base=base.unchanged(config, refs),
+        sampled=len(sample),
+        unchanged=unchanged,
+        unread=unread,
+        cpu_s=sampling.cpu_s_per_image(sample),
+        excluded=summary.exclusion,
     )
-    JobState(config).leave(planned)
+    answers.leave(config, planned)
 
 
 @reports_errors

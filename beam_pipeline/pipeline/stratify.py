@@ -13,7 +13,7 @@ from apache_beam.pvalue import AsDict
 from beam_pipeline.config import Config
 from beam_pipeline.inputs.folders import ListingSummary
 from beam_pipeline.inputs.references import Hashes, Limits, class_hashes, limits, split_stratified
-from beam_pipeline.pipeline.elements import KeyedPage, Page, Pages, keyed
+from beam_pipeline.pipeline.elements import Page, Pages
 from beam_pipeline.schema import relative_path_bytes
 
 _BUCKETS = 64  # of classes: a page of a manifest's rows may have a thousand of these
@@ -32,10 +32,8 @@ class StratifySplits(beam.PTransform):  # type: ignore[misc]
         config, (pages, summary) = self.config, listed
         hashes = pages | "HashPaths" >> beam.FlatMap(_hashes, config) | "GroupByClass" >> beam.GroupByKey()
         of_class = AsDict(hashes | "CutClasses" >> beam.FlatMap(_limits, config))
-        split = pages | "AssignSplits" >> beam.FlatMap(_split, config, of_class)
-        return split | "SameSplitsForAll" >> beam.GroupByKey(), summary | "SplitSample" >> beam.Map(
-            _split_sample, config, of_class
-        )
+        split = pages | "AssignSplits" >> beam.Map(_split, config, of_class)
+        return split, summary | "SplitSample" >> beam.Map(_split_sample, config, of_class)
 
 
 def _hashes(pages: Pages, config: Config) -> Iterator[tuple[int, dict[str, Hashes]]]:
@@ -55,8 +53,8 @@ def _limits(bucket: tuple[int, Iterable[dict[str, Hashes]]], config: Config) -> 
     yield from ((label, limits(hashes, config)) for label, hashes in merged.items())
 
 
-def _split(pages: Pages, config: Config, of_class: Mapping[str, Limits]) -> Iterator[KeyedPage]:
-    yield from (keyed(Page(split_stratified(page, of_class, config))) for page in pages[1])
+def _split(pages: Pages, config: Config, of_class: Mapping[str, Limits]) -> Pages:
+    return pages[0], [Page(split_stratified(page, of_class, config)) for page in pages[1]]
 
 
 def _split_sample(summary: ListingSummary, config: Config, of_class: Mapping[str, Limits]) -> ListingSummary:

@@ -15,7 +15,6 @@ from apache_beam.transforms.window import GlobalWindows
 from beam_pipeline.config import Config
 from beam_pipeline.dataset.publish import publish
 from beam_pipeline.dataset.shard_queue import ShardQueue, WrittenShard
-from beam_pipeline.dataset.totals import SavedGroups
 from beam_pipeline.dataset.writer import ClaimedPlan
 from beam_pipeline.pipeline import elements
 from beam_pipeline.pipeline.elements import Page, Pages, ShardId, by_key, counter, reports_errors
@@ -82,17 +81,15 @@ def publish_dataset(
     claimed: ClaimedPlan,
     config: Config,
     _: Iterable[ShardId],
-    saved: Iterable[SavedGroups] | None,
     run: Run,
 ) -> str:
     """Publish once every shard is written; returns the version's URL.
 
     Args:
         claimed, config: of the job.
-        saved: of `save_groups`, one a bucket of 10,000 images; None if no duplicates are looked for.
         run: content of run.json, but for the end.
     """
     now = time.time()
     run = msgspec.structs.replace(run, finished_unix_s=int(now), seconds=round(now - run.started_unix_s, 3))
-    publish(config, claimed, run, None if saved is None else list(saved))
+    publish(config, claimed, run)
     return config.dataset_url

@@ -15,8 +15,7 @@ from beam_pipeline.images import codec_versions
 from beam_pipeline.inputs.folders import ListingSummary
 from beam_pipeline.inputs.references import KEY_BITS, ImageRef
 from beam_pipeline.planning import sampling
-from beam_pipeline.schema import relative_path_bytes
-from beam_pipeline.schema.job import Plan, ReferenceSum
+from beam_pipeline.schema.job import Plan
 from beam_pipeline.schema.manifest import PlannedSplit
 
 # Fine enough that 10,000 shards cut 6.6 bins each, interpolated to ±1.1 % (benchmarks/plan.py); small enough that an
@@ -100,29 +99,22 @@ class EstimatedSizes:
 
     Attributes:
         histograms: by split.
-        dropped: sum over the duplicates that are dropped: they have an order key, but no record.
     """
 
     def __init__(self) -> None:
         self.histograms: dict[str, Histogram] = {}
-        self.dropped = ReferenceSum()
 
     def add(self, refs: Iterable[ImageRef], sizes: SizeModel, images_listed: int) -> None:
         """Count some images of an input of `images_listed`."""
         shift = Histogram.shift_for(images_listed)
         for ref in refs:
             histogram = self.histograms.setdefault(ref.split, Histogram(shift))
-            if ref.duplicate_of:
-                histogram.add(ref.order_key, 1)
-                self.dropped.add((relative_path_bytes(ref.path), ref.duplicate_of))
-            else:
-                histogram.add(ref.order_key, sizes.estimate(ref.path, ref.source_bytes))
+            histogram.add(ref.order_key, sizes.estimate(ref.path, ref.source_bytes))
 
     def merge(self, other: EstimatedSizes) -> None:
         """Count all images of `other`."""
         for split, histogram in other.histograms.items():
             self.histograms.setdefault(split, Histogram(histogram.shift)).merge(histogram)
-        self.dropped.merge(other.dropped)
 
 
 def plan_job(
@@ -147,7 +139,6 @@ def plan_job(
         splits=splits,
         statistics=sampling.statistics(sample),
         inputs=str(summary.references),
-        dropped=str(sizes.dropped),
         codec=codec_versions(),
     )
 

@@ -92,7 +92,7 @@ def _digits(value: Decimal) -> str:
     return str(value.quantize(Decimal("0.000001")))
 
 
-def cpu_s_an_image(sample: Sequence[Measurement]) -> float:
+def cpu_s_per_image(sample: Sequence[Measurement]) -> float:
     """What converting an image takes; the dearest one isn't counted, since a process's first image loads the codec."""
     seconds = sorted(image.cpu_s for image in sample)
     kept = seconds[: max(1, len(seconds) - 1)]

@@ -61,16 +61,13 @@ def sha256(data: bytes) -> str:
 # Files of a published version other than its shards.
 MANIFEST_FILE = "manifest.json"
 RUN_FILE = "run.json"
-REPORT_FILE = "report.html"
 LABELS_FILE = "class.labels.txt"
 FEATURES_FILE = "features.json"
 DATASET_INFO_FILE = "dataset_info.json"
 REJECTS_FILE = "rejects.jsonl"
-DUPLICATES_FILE = "duplicates.jsonl"
 INDEX_FOLDER = "index"
 STATE_FOLDER = "_state"
-# They differ from run to run, so no hash covers them.
-UNHASHED_FILES = frozenset({RUN_FILE, REPORT_FILE})
+UNHASHED_FILES = frozenset({RUN_FILE})  # differs from run to run
 # Keys of a record (`tf.train.Example`).
 IMAGE_KEY = "image"  # bytes: the encoded image
 CLASS_KEY = "class"  # int64: class id
@@ -99,7 +96,6 @@ class RejectReason(StrEnum):
     CHANGED = "changed"
     DECODER_CRASH = "decoder_crash"
     DECODER_TIMEOUT = "decoder_timeout"
-    DUPLICATE = "duplicate"
 
 
 # Rejects that the machine or the moment causes, not the input bytes: with none of these, a dataset is reproducible.
@@ -233,7 +229,7 @@ def run_rows(shard: int, record_bytes: Iterable[int]) -> list[tuple[int, int, in
     return rows
 
 
-_METADATA = {LABELS_FILE, FEATURES_FILE, REJECTS_FILE, DUPLICATES_FILE, RUN_FILE, DATASET_INFO_FILE, MANIFEST_FILE}
+_METADATA = {LABELS_FILE, FEATURES_FILE, REJECTS_FILE, RUN_FILE, DATASET_INFO_FILE, MANIFEST_FILE}
 
 
 def is_ours(file: str, dataset: str) -> bool:

@@ -89,7 +89,6 @@ class Plan(Struct, frozen=True, dict=True):
         splits: split → its shards.
         statistics: of the sampled images' pixels.
         inputs: `ReferenceSum` of every listed image, etags included, as run.json keeps it.
-        dropped: the same of the duplicates that are dropped.
         codec: versions of the image libraries.
     """
 
@@ -99,12 +98,11 @@ class Plan(Struct, frozen=True, dict=True):
     splits: dict[str, PlannedSplit]
     statistics: Statistics
     inputs: str
-    dropped: str
     codec: dict[str, str]
 
     @classmethod
-    def published(cls, manifest: Content, inputs: str, dropped: str = "") -> Plan:
-        """The plan of a published version, whose manifest says nothing of etags: it knows neither sum."""
+    def published(cls, manifest: Content, inputs: str) -> Plan:
+        """The plan of a published version, whose manifest says nothing of etags: `inputs` stands for their sum."""
         image = manifest.image
         return cls(
             configuration=manifest.configuration,
@@ -113,7 +111,6 @@ class Plan(Struct, frozen=True, dict=True):
             splits=manifest.plan.splits,
             statistics=Statistics(image.mean, image.std, image.sampled_images),
             inputs=inputs,
-            dropped=dropped,
             codec=manifest.codec,
         )
 
@@ -134,9 +131,10 @@ class Plan(Struct, frozen=True, dict=True):
 
 
 class ClaimHolder(Struct, frozen=True):
-    """claim.json: the job that may write a version.
+    """claim.json: the job that may write a version; VERSION.lock: the command that is writing a local one.
 
-    `plan` is its plan's hash, "" before there is one, `started` a time in UTC.
+    `plan` is its plan's hash, "" in VERSION.lock; `started` a time in UTC; `is_locked` whether its command holds
+    VERSION.lock as long as it runs. `host`, `pid` and `started` are words for the user: nothing is decided by them.
     """
 
     run: str = ""
@@ -144,33 +142,11 @@ class ClaimHolder(Struct, frozen=True):
     host: str = ""
     pid: int = 0
     started: str = ""
+    is_locked: bool = False
 
     def __str__(self) -> str:
         who = f" (process {self.pid} on {self.host}, since {self.started})" if self.pid else ""
         return f"another job{who}"
-
-
-class Usage(Struct):
-    """What a job, or a part of one, has used.
-
-    Attributes:
-        cpu_s: CPU seconds of processes, all their threads, child processes not included.
-        lists_and_writes: requests that list or write, which Google calls class A: an upload is one, in however many
-            parts; deleting is free.
-        reads: requests that read, or ask for an object's metadata: class B.
-        bytes_read, bytes_written: contents of files, local ones too.
-    """
-
-    cpu_s: float = 0.0
-    lists_and_writes: int = 0
-    reads: int = 0
-    bytes_read: int = 0
-    bytes_written: int = 0
-
-    def merge(self, other: Usage) -> None:
-        """Add what another piece of work used."""
-        for name in self.__struct_fields__:
-            setattr(self, name, getattr(self, name) + getattr(other, name))
 
 
 class Counts(Struct):
@@ -184,7 +160,7 @@ class Counts(Struct):
         source_formats, passed_through, bits_used: format, and these of `EncodedImage` → records.
         min_size, …: least or greatest height and width of records and of their sources; None without records.
         in_base, taken: images whose path the base has, and those that were taken from it.
-        used: by the process that wrote the shard, since it finished its last one.
+        cpu_s: CPU seconds that converting the images took.
     """
 
     records: int = 0
@@ -200,7 +176,7 @@ class Counts(Struct):
     source_max_size: Size | None = None
     in_base: int = 0
     taken: int = 0
-    used: Usage = msgspec.field(default_factory=Usage)
+    cpu_s: float = 0.0
 
     @property
     def rejected(self) -> int:
@@ -219,7 +195,7 @@ class Counts(Struct):
         self.source_bytes += other.source_bytes
         self.in_base += other.in_base
         self.taken += other.taken
-        self.used.merge(other.used)
+        self.cpu_s += other.cpu_s
         add_counts(self.rejects, other.rejects)
         add_counts(self.class_counts, other.class_counts)
         add_counts(self.source_formats, other.source_formats)
@@ -280,23 +256,6 @@ class Sidecar(Struct, frozen=True):
     rejected: tuple[RejectLine, ...]
 
 
-class UnitPrices(Struct, frozen=True, omit_defaults=True):
-    """What a job pays for, in dollars; without a note nothing is known.
-
-    Attributes:
-        note: what kind of prices they are.
-        addresses: where they are published.
-        class_a_per_1000, class_b_per_1000: requests, as `Usage` has them.
-        core_hour: of Dataflow's workers, with its share of memory and disk.
-    """
-
-    note: str = ""
-    addresses: tuple[str, ...] = ()
-    class_a_per_1000: float = 0.0
-    class_b_per_1000: float = 0.0
-    core_hour: float | None = None
-
-
 class TakenImages(Struct, frozen=True):
     """What was taken from a base version: `encoded` images are new or changed, `gone` ones are only in the base."""
 
@@ -317,6 +276,16 @@ class Skipped(Struct, frozen=True):
     suffixes: dict[str, int] = {}
 
 
+class Excluded(Struct, frozen=True):
+    """What `--exclude` left out: by which list, how many images, and three of its paths that match no image."""
+
+    list: str
+    sha256: Sha256
+    images: int
+    unmatched: int
+    unmatched_paths: tuple[str, ...]
+
+
 class Run(Struct, frozen=True):
     """run.json: how the job went that published a version. `docs/format.md` says what each key means."""
 
@@ -331,9 +300,8 @@ class Run(Struct, frozen=True):
     shard_bytes: int = 0
     inputs: str = ""
     skipped: Skipped = Skipped()
-    used: Usage = msgspec.field(default_factory=Usage)
-    prices: UnitPrices = UnitPrices()
-    dollars: dict[str, float] = {}
+    excluded: Excluded | UnsetType = UNSET
+    cpu_s: float = 0.0
     bits_used: dict[int, int] = {}
     base: TakenImages | UnsetType = UNSET
 
@@ -355,8 +323,7 @@ class ComparedInputs(Struct):
         labels: classes that images have now.
         different: shards whose images are others.
         by_content: images that have the contents that were published.
-        were_read: whether the files of shards were read.
-        corrupt: those that aren't as they were published.
+        corrupt: files of shards that were read and aren't as they were published.
     """
 
     images: int = 0
@@ -364,7 +331,6 @@ class ComparedInputs(Struct):
     labels: set[str] = set()
     different: int = 0
     by_content: int = 0
-    were_read: bool = False
     corrupt: set[str] = set()
 
     def merge(self, other: ComparedInputs) -> None:
@@ -374,43 +340,28 @@ class ComparedInputs(Struct):
         self.labels |= other.labels
         self.different += other.different
         self.by_content += other.by_content
-        self.were_read |= other.were_read
         self.corrupt |= other.corrupt
 
 
-class Sample(Struct, frozen=True):
-    """A sample's images, the bytes of their sources, and how many of these are in an object store."""
-
-    images: Count
-    source_bytes: Count
-    remote: Count
-
-
-class BaseSample(Struct, frozen=True):
-    """How many records a base has, how many of the sample it has unchanged, and whether that is known by listing."""
-
-    records: Count
-    unchanged: Count
-    are_listed: bool
-
-
 class PlannedJob(Struct, frozen=True):
-    """What `--plan_only` leaves for the launcher: the plan, and what an estimate of its cost needs to know.
+    """What `--plan_only` leaves for the launcher: the plan, and what an estimate of the work needs to know.
 
     Attributes:
         source_bytes: of all images.
-        listing: used by the listing.
-        sample: what was measured.
-        cpu_s: what converting an image takes.
-        base: None without a base.
+        sampled: images in the sample.
+        unchanged: those of them that the base has unchanged.
+        unread: those of these whose source needn't be read.
+        cpu_s: CPU seconds that converting an image takes.
+        excluded: as run.json has it.
     """
 
     plan: Plan
     source_bytes: Count
-    listing: Usage
-    sample: Sample
+    sampled: Count
+    unchanged: Count
+    unread: Count
     cpu_s: float
-    base: BaseSample | None
+    excluded: Excluded | UnsetType = UNSET
 
 
 build_types(Plan, ClaimHolder, Sidecar, Run, ComparedInputs, PlannedJob)

@@ -54,10 +54,10 @@ def file_sums(data: bytes) -> FileSums:
     return FileSums(len(data), google_crc32c.value(data), sha256(data))
 
 
-class Shard(Struct, frozen=True, omit_defaults=True):
+class Shard(Struct, frozen=True):
     """One shard: its file, what it holds, CRC-32C of the complete file, and of how many listed images it was made.
 
-    `table`: of its record table; older versions have none.
+    `table`: of its record table.
     """
 
     file: str
@@ -67,7 +67,7 @@ class Shard(Struct, frozen=True, omit_defaults=True):
     images: Count
     listing_fingerprint: Fingerprint
     content_fingerprint: Fingerprint
-    table: FileSums | None = None
+    table: FileSums
 
 
 class Split(Struct, frozen=True):
@@ -166,21 +166,6 @@ class Rejects(Struct, frozen=True):
     environment: Count
 
 
-class Duplicates(Struct, frozen=True):
-    """Exact duplicates.
-
-    Attributes:
-        groups: contents that several images have.
-        images: that are in such groups.
-        across_classes, across_splits: groups with several classes, with several splits.
-    """
-
-    groups: Count
-    images: Count
-    across_classes: Count
-    across_splits: Count
-
-
 class RecordKeys(Struct, frozen=True):
     """The features that hold image and class id in third-party records."""
 
@@ -211,7 +196,6 @@ class Content(Struct, frozen=True, dict=True):
     source: Source | None = None
     file_sizes: dict[str, FileSize] = {}
     record_keys: RecordKeys | UnsetType = UNSET
-    duplicates: Duplicates | UnsetType = UNSET
 
     @property
     def flags(self) -> Configuration:
@@ -225,8 +209,8 @@ class Content(Struct, frozen=True, dict=True):
 
     @property
     def tables(self) -> dict[str, FileSums]:
-        """Path of each shard's record table → its size and sums; older versions have none."""
-        return {table_file(shard.file): shard.table for shard in self.shards.values() if shard.table}
+        """Path of each shard's record table → its size and sums."""
+        return {table_file(shard.file): shard.table for shard in self.shards.values()}
 
     def contradictions(self) -> Iterator[str]:
         """What can't be true of numbers and names together; a ValidationError of the flags that readers need."""

@@ -8,7 +8,6 @@ fails at once. Every file appears under its final name in one step: a reader see
     local       files of this machine
     objects     s3://, az://, http:// by obstore
     gs          gs:// by google-cloud-storage, read by obstore
-    usage       requests and bytes that a process used, and what they cost
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ import io
 import os
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from fnmatch import fnmatchcase
 from typing import IO, Any, Literal, NamedTuple
@@ -102,7 +101,7 @@ class ListedFile(NamedTuple):
     #: within one store only.
     etag: str
     crc32c: int | None = None  # of the content, if the store knows it
-    generation: str = ""  # identifies this version of an object, if the store has conditional requests
+    generation: str = ""  # identifies this version of a file, for writing and deleting as found
 
 
 class Storage(ABC):
@@ -172,7 +171,7 @@ class Storage(ABC):
     def write(self, url: str, data: bytes, generation: str | None = None) -> bool:
         """Write a small file in one step; returns whether the file now has this content.
 
-        With a `generation` an object store replaces that version only; with "" no existing file is replaced.
+        With a `generation` only that version is replaced, with "" no existing file.
         """
 
     def create(self, url: str, data: bytes) -> bool:
@@ -183,17 +182,17 @@ class Storage(ABC):
     def publish(self, file: IO[bytes], url: str, generation: str | None = None) -> bool:
         """Publish a complete temporary file, still open, under its final name: rename it, or upload it.
 
-        With a `generation`, "" for a new file, gs:// replaces no other version: False if there is one with other
-        content.
+        With a `generation`, "" for a new file, no other version is replaced: False if there is one with other content.
+        s3:// and az:// replace any.
         """
 
     @abstractmethod
     def delete(self, url: str, generation: str = "") -> None:
         """Delete a file, with a `generation` only that version; no error if it is missing."""
 
-    @abstractmethod
-    def delete_tree(self, url: str, keep: Collection[str] = ()) -> None:
-        """Delete everything below a folder except the files `keep` directly in it; no error if it is missing."""
+    def delete_tree(self, url: str) -> None:
+        """Delete all of a local folder; no error if it is missing."""
+        raise NotImplementedError(f"{url}: an object store has no folders")
 
     def delete_temporaries(self, url: str) -> None:  # noqa: B027
         """Delete temporary files that killed processes left below a folder; object stores have none."""

@@ -8,13 +8,12 @@ import random
 import re
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
 from typing import NamedTuple, TypeVar
 
 from beam_pipeline.errors import ImageShardsError, MissingFileError, StorageError
-from beam_pipeline.storage import usage
 from beam_pipeline.text import printable
 
 T = TypeVar("T")
@@ -150,7 +149,6 @@ def retry(
     url: str,
     deadline_s: float,
     is_anonymous: bool = False,
-    billed: Mapping[str, int] = {},
     first_s: float | None = None,
 ) -> T:
     """Call `request` until it succeeds, with jittered exponential backoff.
@@ -160,7 +158,6 @@ def retry(
         url: for the error.
         deadline_s: seconds of failures until it gives up.
         is_anonymous: whether it is sent without credentials.
-        billed: arguments of `usage.count` for each attempt.
         first_s: seconds without an answer until a reader gives up; None for a job, which the same command resumes.
 
     Raises:
@@ -168,7 +165,6 @@ def retry(
     """
     start, pause_s, is_told = time.monotonic(), _FIRST_PAUSE_S, first_s is None
     while True:
-        usage.count(**billed)
         try:
             return _call_interruptibly(request)
         except ImageShardsError:

@@ -26,9 +26,9 @@ from obstore.auth.google import GoogleCredentialProvider
 from obstore.store import GCSStore
 
 from beam_pipeline.errors import MissingFileError, StorageError
-from beam_pipeline.storage import ListedFile, bucket_and_name, usage
+from beam_pipeline.storage import ListedFile, bucket_and_name
 from beam_pipeline.storage.causes import Incomplete, status_of
-from beam_pipeline.storage.objects import CHUNK_BYTES, FREE, LIST_OR_WRITE, PAGE_NAMES, READ, ObjectStorage, refuses
+from beam_pipeline.storage.objects import CHUNK_BYTES, PAGE_NAMES, ObjectStorage, refuses
 from beam_pipeline.text import one_line
 
 T = TypeVar("T")
@@ -60,7 +60,7 @@ class GoogleStorage(ObjectStorage):
             bucket, config=config, credential_provider=GoogleCredentialProvider(self._credentials), **self._options
         )
 
-    def _call(self, url: str, request: Callable[[Client], T], billed: dict[str, int] = READ) -> T:
+    def _call(self, url: str, request: Callable[[Client], T]) -> T:
         """Send a request by google-cloud-storage until it succeeds; threads don't share a client while they use it."""
         idle = self._idle.setdefault(os.getpid(), deque())  # a forked child must not share connections
 
@@ -75,7 +75,7 @@ class GoogleStorage(ObjectStorage):
             finally:
                 idle.append(client)
 
-        return self._retry(send, url, self._is_anonymous, billed)
+        return self._retry(send, url, self._is_anonymous)
 
     # --- reading and listing
 
@@ -91,11 +91,10 @@ class GoogleStorage(ObjectStorage):
             raise
 
     def stat(self, url: str) -> ListedFile | None:
-        return self._call(url, lambda client: self._look(client, url), FREE)  # `_look` counts
+        return self._call(url, lambda client: self._look(client, url))
 
     def _look(self, client: Client, url: str) -> ListedFile | None:
         blob = _blob(client, url)
-        usage.count(**READ)
         with suppress(NotFound):
             blob.reload(**self._more)
             return _listed(url, blob)
@@ -116,7 +115,7 @@ class GoogleStorage(ObjectStorage):
 
         while True:
             try:
-                blobs, folders, token = self._call(url, look, LIST_OR_WRITE)
+                blobs, folders, token = self._call(url, look)
             except MissingFileError as error:
                 raise MissingFileError(f"gs://{bucket}: there is no such bucket", "check its name") from error
             # Consoles create empty objects named `folder/`.
@@ -174,16 +173,14 @@ class GoogleStorage(ObjectStorage):
                 raise
             return True
 
-        is_written = self._call(url, send, LIST_OR_WRITE)
-        usage.count(bytes_written=size)
-        return is_written
+        return self._call(url, send)
 
     def delete(self, url: str, generation: str = "") -> None:
         def send(client: Client) -> None:
             with suppress(NotFound, PreconditionFailed):
                 _blob(client, url).delete(if_generation_match=int(generation) if generation else None, **self._more)
 
-        self._call(url, send, FREE)
+        self._call(url, send)
 
 
 def _blob(client: Client, url: str) -> Blob:

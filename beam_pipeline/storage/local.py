@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import glob
 import os
 import random
 import re
 import shutil
+import tempfile
+import uuid
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from io import BufferedReader
 from pathlib import Path
 from stat import S_ISDIR, S_ISREG
 from typing import IO, TypeVar
 
 from beam_pipeline.errors import MissingFileError, StorageError
-from beam_pipeline.storage import Data, ListedFile, Storage, usage
+from beam_pipeline.storage import Data, ListedFile, Storage
 from beam_pipeline.storage.causes import as_storage_error, translating_os_errors
 
 Result = TypeVar("Result")
@@ -25,6 +28,8 @@ _TEMPORARY = re.compile(r"\.\d+-[0-9a-f]{8}\.tmp$")
 # Folders are deleted when they are empty; each attempt to write takes microseconds.
 _MOST_ATTEMPTS = 1000
 _MAX_WAYS = 100
+# Errors of file systems without hard links, such as exFAT.
+_NO_LINKS = (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
 # Errors of a broken or circular link, and of a file that was deleted after its folder was read.
 _NOTHING_THERE = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP)
 
@@ -77,7 +82,6 @@ class LocalStorage(Storage):
         with translating_os_errors(url), self.open(url) as file:
             file.seek(start)
             data: Data = (file.read(size) or b"") if out is None else out[: file.readinto(out[:size]) or 0]
-        usage.count(bytes_read=len(data))
         return data
 
     def open(self, url: str) -> BufferedReader:
@@ -93,50 +97,43 @@ class LocalStorage(Storage):
             return sorted(path for path in glob.glob(pattern, recursive=True) if os.path.isfile(path))
 
     def write(self, url: str, data: bytes, generation: str | None = None) -> bool:
-        if generation == "" and os.path.lexists(url):  # not in one step: two jobs of one plan may both be the first
-            return self.read(url) == data
         # Not derived from the name, which may be as long as names can be.
         temporary = os.path.join(os.path.dirname(url), f".{os.getpid()}-{random.getrandbits(32):08x}.tmp")
 
-        def write() -> None:
+        def write() -> bool:
             Path(temporary).write_bytes(data)
-            os.replace(temporary, url)
+            return _publish(temporary, url, generation)
 
         with translating_os_errors(url):
             try:
-                making_folder(url, write)  # again, too, if another job deletes the temporary file
+                is_written = making_folder(url, write)  # again, too, if another job deletes the temporary file
             finally:
                 Path(temporary).unlink(missing_ok=True)
-        usage.count(bytes_written=len(data))
-        return True
+        if is_written:
+            return True
+        with suppress(FileNotFoundError):
+            return self.read(url) == data
+        return False
 
     def publish(self, file: IO[bytes], url: str, generation: str | None = None) -> bool:
         with translating_os_errors(url):
             file.flush()
-            size = os.fstat(file.fileno()).st_size
-            making_folder(url, lambda: os.replace(file.name, url))
-        usage.count(bytes_written=size)
-        return True
+            return making_folder(url, lambda: _publish(file.name, url, generation))
 
     def delete(self, url: str, generation: str = "") -> None:
         with translating_os_errors(url):
-            Path(url).unlink(missing_ok=True)
+            if generation:
+                _if_unchanged(url, generation, lambda: os.unlink(url))
+            else:
+                Path(url).unlink(missing_ok=True)
 
-    def delete_tree(self, url: str, keep: Collection[str] = ()) -> None:
-        with translating_os_errors(url), suppress(FileNotFoundError, NotADirectoryError):
-            for name in os.listdir(url):
-                path = Path(url, name)
-                if path.is_dir() and not path.is_symlink():
-                    shutil.rmtree(path)
-                elif name not in keep:
-                    path.unlink(missing_ok=True)
-            for _ in range(_MOST_ATTEMPTS if not keep else 0):
-                try:
-                    return os.rmdir(url)  # fails if it is a link, which is kept
-                except OSError as error:  # another job may have written a file again
-                    if error.errno != errno.ENOTEMPTY:
-                        raise
-                    shutil.rmtree(url, ignore_errors=True)
+    def delete_tree(self, url: str) -> None:
+        """Delete a file, a link, or a folder with everything in it."""
+        with translating_os_errors(url), suppress(FileNotFoundError):
+            if os.path.isdir(url) and not os.path.islink(url):
+                shutil.rmtree(url)
+            else:
+                os.unlink(url)
 
     def delete_temporaries(self, url: str) -> None:
         with suppress(FileNotFoundError):
@@ -148,6 +145,72 @@ class LocalStorage(Storage):
         for folder in urls:
             with suppress(OSError):
                 os.rmdir(folder)
+
+
+@contextmanager
+def temporary_file(folder: str | None) -> Iterator[IO[bytes]]:
+    """A file to be published: in this folder, if publishing is a rename; else it has no name."""
+    if folder is None:
+        system = tempfile.gettempdir()
+        with translating_os_errors(system, of_others=False), tempfile.TemporaryFile(buffering=1 << 20) as file:
+            yield file
+        return
+    path = os.path.join(folder, f"{uuid.uuid4().hex}.tmp")
+    try:
+        with (
+            translating_os_errors(path, of_others=False),
+            making_folder(path, lambda: open(path, "xb", buffering=1 << 20)) as file,
+        ):
+            yield file
+    finally:
+        Path(path).unlink(missing_ok=True)
+
+
+def _publish(temporary: str, path: str, generation: str | None) -> bool:
+    """Give a file its final name, with a `generation` only in place of that file, "" for none; returns whether."""
+    if generation is None:
+        os.replace(temporary, path)
+        return True
+    if generation:
+        return _if_unchanged(path, generation, lambda: os.replace(temporary, path))
+    try:
+        os.link(temporary, path)  # the temporary name is deleted by whoever made it
+    except FileExistsError:
+        if os.path.exists(path):
+            return False
+        raise StorageError(f"{path}: it is a link to a file that isn't there", "delete it") from None
+    except OSError as error:
+        if error.errno not in _NO_LINKS:
+            raise
+        with suppress(FileExistsError):
+            os.close(os.open(path, os.O_CREAT | os.O_EXCL))
+            os.replace(temporary, path)
+            return True
+        return False
+    return True
+
+
+def _if_unchanged(path: str, generation: str, change: Callable[[], None]) -> bool:
+    """Replace or delete a file if it still is this one; returns whether it was.
+
+    Whoever does so locks the file itself, so that no lock file is left behind.
+    """
+    try:
+        descriptor = os.open(path, os.O_RDWR | os.O_NONBLOCK)  # NFS locks what is opened for writing
+    except PermissionError:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    except (FileNotFoundError, IsADirectoryError):
+        return False
+    try:
+        with suppress(OSError):  # the file system has no locks: it is compared, at least
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        there = _stat(path)
+        is_unchanged = there is not None and _generation(os.fstat(descriptor)) == generation == _generation(there)
+        if is_unchanged:
+            change()
+        return is_unchanged
+    finally:
+        os.close(descriptor)
 
 
 def making_folder(url: str, write: Callable[[], Result]) -> Result:
@@ -180,4 +243,8 @@ def _stat(path: str) -> os.stat_result | None:
 
 
 def _listed(path: str, status: os.stat_result) -> ListedFile:
-    return ListedFile(path, status.st_size, f"mtime_ns:{status.st_mtime_ns}")
+    return ListedFile(path, status.st_size, f"mtime_ns:{status.st_mtime_ns}", generation=_generation(status))
+
+
+def _generation(status: os.stat_result) -> str:
+    return f"{status.st_ino}-{status.st_mtime_ns}-{status.st_size}"

@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Collection, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from functools import cache, lru_cache
 from typing import IO, Any, TypeVar
@@ -26,7 +25,6 @@ from beam_pipeline.storage import (
     Storage,
     bucket_and_name,
     join,
-    usage,
     why_unusable,
 )
 from beam_pipeline.storage.causes import NO_CREDENTIALS, Incomplete, cause_of, retry, status_of
@@ -35,9 +33,6 @@ T = TypeVar("T")
 
 CHUNK_BYTES = 16 << 20
 PAGE_NAMES = 1000
-# How an attempt at a request is billed.
-READ, LIST_OR_WRITE, FREE = {"reads": 1}, {"lists_and_writes": 1}, dict[str, int]()
-_DELETES_IN_FLIGHT = 32
 _REFUSED = re.compile(r"^/|/$|//|(?:^|/)\.{1,2}(?:/|$)|[\x00-\x1f\x7f\ud800-\udfff]")
 
 
@@ -90,19 +85,19 @@ class ObjectStorage(Storage):
             raise StorageError(f"{url}: a name that {self._scheme}:// can't be asked for here", "rename it")
         return self._stores(bucket, is_anonymous), name
 
-    def _ask(self, url: str, request: Callable[[Any, str], T], billed: dict[str, int] = READ) -> T:
+    def _ask(self, url: str, request: Callable[[Any, str], T]) -> T:
         """Send a request until it succeeds; without credentials if there are none, for public buckets."""
         is_anonymous = self._is_anonymous
         try:
-            return self._retry(lambda: request(*self._object(url, is_anonymous)), url, is_anonymous, billed)
+            return self._retry(lambda: request(*self._object(url, is_anonymous)), url, is_anonymous)
         except StorageError as error:
             if is_anonymous or cause_of(error.__cause__ or error) is not NO_CREDENTIALS:
                 raise
         self._is_anonymous = True
-        return self._ask(url, request, billed)
+        return self._ask(url, request)
 
-    def _retry(self, request: Callable[[], T], url: str, is_anonymous: bool, billed: dict[str, int]) -> T:
-        result = retry(request, url, self._deadline_s, is_anonymous, billed, self._first_s)
+    def _retry(self, request: Callable[[], T], url: str, is_anonymous: bool) -> T:
+        result = retry(request, url, self._deadline_s, is_anonymous, self._first_s)
         self._first_s = self._first_s and self._deadline_s  # from now on there is a server
         return result
 
@@ -110,9 +105,7 @@ class ObjectStorage(Storage):
 
     def read_range(self, url: str, start: int, stop: int | None, out: memoryview | None = None) -> Data:
         # obstore's memory, not `out`: a copy would cost 0.03 ms per MB.
-        data = b"" if stop is not None and stop <= start else memoryview(self._body(url, start, stop))
-        usage.count(bytes_read=len(data))
-        return data
+        return b"" if stop is not None and stop <= start else memoryview(self._body(url, start, stop))
 
     def _body(self, url: str, start: int, stop: int | None) -> Any:
         return self._ask(url, lambda store, name: _received(store, name, start, stop))
@@ -152,7 +145,7 @@ class ObjectStorage(Storage):
             return [_listed(meta["path"][len(prefix) :], meta) for meta in files]
 
         if delimiter:
-            page = self._ask(url, lambda store, _: self._complete(store, url, prefix), LIST_OR_WRITE)
+            page = self._ask(url, lambda store, _: self._complete(store, url, prefix))
             yield files_of(page["objects"]), [f"{folder[len(prefix) :]}/" for folder in page["common_prefixes"]]
             return
         for objects in self._listing(url, prefix):
@@ -168,13 +161,10 @@ class ObjectStorage(Storage):
             pages, listing = listing, None  # dropped if it fails: the retry lists from the last name on
             pages = pages or iter(obstore.list(store, prefix or None, offset=last, chunk_size=PAGE_NAMES))
             page = next(pages, ())
-            if page or last == after:  # the empty page at the end takes no request
-                usage.count(**LIST_OR_WRITE)
             if not page and self._scheme == "s3":  # obstore takes any XML for a listing, an error's for an empty one
                 if last == after:
                     self._check_empty(url, after)
                 else:  # an answer that has the last name is a listing
-                    usage.count(**LIST_OR_WRITE)
                     pages = iter(obstore.list(store, prefix or None, offset=before_last, chunk_size=PAGE_NAMES))
                     page = next(pages, ())
                     if not page and self.stat(f"s3://{bucket_and_name(url)[0]}/{last}"):
@@ -183,7 +173,7 @@ class ObjectStorage(Storage):
             listing = pages
             return page
 
-        while page := self._ask(url, next_page, FREE):
+        while page := self._ask(url, next_page):
             yield page
             before_last, last = page[-2]["path"] if len(page) > 1 else last, page[-1]["path"]
 
@@ -227,9 +217,7 @@ class ObjectStorage(Storage):
 
         try:
             # It may be refused because the first attempt succeeded and its reply was lost: then the content is ours.
-            is_written = self._ask(url, send, LIST_OR_WRITE) or self.read(url) == data
-            usage.count(bytes_written=len(data))
-            return is_written
+            return self._ask(url, send) or self.read(url) == data
         except FileNotFoundError:
             if generation is None:
                 raise
@@ -240,22 +228,13 @@ class ObjectStorage(Storage):
             file.seek(0)  # every part is signed with its SHA-256, which the server checks
             obstore.put(store, name, file, chunk_size=CHUNK_BYTES, max_concurrency=2)
 
-        size = file.seek(0, os.SEEK_END)
-        parts = -(-size // CHUNK_BYTES)
-        # Multipart uploads can't be conditional. They take a request to begin and one to complete, which are billed.
-        self._ask(url, send, {"lists_and_writes": parts + 2 if parts > 1 else 1})
-        usage.count(bytes_written=size)
+        self._ask(url, send)  # multipart uploads can't be conditional
         return True
 
     def delete(self, url: str, generation: str = "") -> None:
         with suppress(FileNotFoundError):
             if not generation or self._ask(url, obstore.head)["e_tag"] == generation:  # deletes can't be conditional
-                self._ask(url, obstore.delete, FREE)
-
-    def delete_tree(self, url: str, keep: Collection[str] = ()) -> None:
-        urls = (join(url, file.path) for file in self.files(url) if file.path not in keep)
-        with ThreadPoolExecutor(_DELETES_IN_FLIGHT) as pool:
-            list(pool.map(self.delete, urls))
+                self._ask(url, obstore.delete)
 
 
 def _aws_profile() -> dict[str, Any]:
@@ -293,4 +272,6 @@ def _received(store: Any, name: str, start: int, stop: int | None) -> Any:
 
 def _listed(path: str, meta: Any) -> ListedFile:
     e_tag = meta["e_tag"] or ""
+    if e_tag[:1].isalnum() and not e_tag.startswith("W/"):  # Azure's listings leave out the quotes
+        e_tag = f'"{e_tag}"'
     return ListedFile(path, meta["size"], f"etag:{e_tag}" if e_tag else "", generation=e_tag)

@@ -64,7 +64,7 @@ class Row(Way):
         pairs = list(zip(self.passes, self.alone.passes, strict=True))
         by_clock, by_cpu = (
             statistics.median((of(alone) / alone.images) / (of(one) / one.images) for one, alone in pairs)
-            for of in (attrgetter("wall_s"), attrgetter("used.cpu_s"))
+            for of in (attrgetter("wall_s"), attrgetter("cpu_s"))
         )
         return by_clock, by_cpu
 

@@ -17,7 +17,7 @@ from beam_pipeline.errors import CorruptRecordError, ImageShardsError, UsageErro
 from beam_pipeline.schema import example
 from beam_pipeline.schema.manifest import FOREIGN_KEY
 from beam_pipeline.text import first_few, name_line, plural
-from reader.info import DatasetInfo, as_info
+from reader.info import DatasetInfo, as_info, version_before
 
 KINDS = ("added", "gone", "changed", "moved", "relabelled", "other_split")
 _NAMES = 20  # shown of each kind
@@ -78,21 +78,22 @@ class Difference:
         return "\n".join(map(name_line, lines))
 
 
-def diff(a: DatasetInfo | str | os.PathLike[str], b: DatasetInfo | str | os.PathLike[str]) -> Difference:
+def diff(a: DatasetInfo | str | os.PathLike[str], b: DatasetInfo | str | os.PathLike[str] | None = None) -> Difference:
     """Compare two versions of a dataset, from their record tables.
 
     Images are matched by path, the others by the MD5 of their source; of several with the same MD5, those that keep
     class and split first. That takes some 230 bytes of memory per image of one version.
 
     Args:
-        a, b: the earlier and the later version.
+        a, b: the earlier and the later version; a single one, or the folder of all (for the newest), is compared with
+            the one before it.
 
     Raises:
-        UsageError: one is an index of third-party files, whose records have no names.
-        ImageShardsError: one has no record tables, since it was written before there were any, or a record whose name
-            is shown is corrupt.
+        UsageError: one is an index of third-party files, whose records have no names; or no version is earlier.
+        ImageShardsError: a record whose name is shown is corrupt.
     """
-    versions = as_info(a), as_info(b)
+    later = as_info(a if b is None else b)
+    versions = version_before(later) if b is None else as_info(a), later
     for info in versions:
         if FOREIGN_KEY in info.manifest:
             raise UsageError(f"{info.url}: its records were not written by imageshards, so they have no names")

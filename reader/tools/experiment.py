@@ -30,9 +30,6 @@ import numpy as np
 import reader
 from beam_pipeline import storage
 from beam_pipeline.errors import UsageError
-from beam_pipeline.schema.job import Usage
-from beam_pipeline.storage import usage
-from beam_pipeline.storage.usage import Rates, load_prices
 from beam_pipeline.text import plural
 from reader import order
 from reader.batches import RecordRows, open_source
@@ -44,7 +41,7 @@ from reader.machine import cpu_count
 from reader.pixels import ImageDecoder, UndecodableImageError
 from reader.tools import tutorial
 from reader.tools.forms import Forms, write_temporary
-from reader.tools.requests import SlowStorage
+from reader.tools.requests import Request, SlowStorage
 from reader.tools.trace import Trace, TracedDecoder, Tracer, draw
 
 Batches = Iterator[int]  # images of each batch, to the end of a pass
@@ -65,7 +62,8 @@ class Pass(NamedTuple):
 
     images: int
     wall_s: float
-    used: Usage
+    cpu_s: float
+    requests: list[Request]
 
 
 class _NotMeasuredError(Exception):
@@ -105,20 +103,33 @@ class Way:
     @property
     def cpu_per_1000(self) -> float:
         """Median CPU seconds for 1,000 images."""
-        return self.an_image(lambda one: 1000 * one.used.cpu_s)
+        return self.an_image(lambda one: 1000 * one.cpu_s)
 
-    def measure(self, images: float = math.inf, limit_s: float = math.inf) -> None:
-        """Read a pass, or so much of it, if what it needs is installed."""
+    @property
+    def requests(self) -> float:
+        """Median requests an image."""
+        return self.an_image(lambda one: len(one.requests))
+
+    @property
+    def bytes_read(self) -> float:
+        """Median bytes an image."""
+        return self.an_image(lambda one: sum(request.bytes_read for request in one.requests))
+
+    def measure(
+        self, images: float = math.inf, limit_s: float = math.inf, requests: list[Request] | None = None
+    ) -> None:
+        """Read a pass, or so much of it, if what it needs is installed; storage adds its own to `requests`."""
+        requests = [] if requests is None else requests
         try:
             with closing(self.open()) as batches:  # type: ignore[type-var]
-                usage.take()  # what came before is no part of this pass
-                read, wall, begin = 0, 0.0, time.perf_counter()
+                requests.clear()  # what came before is no part of this pass
+                read, wall, begin, cpu_s = 0, 0.0, time.perf_counter(), time.process_time()
                 for count in batches:
                     # Up to the last batch: an iterator of tf.data ends when its tuner wakes up, maybe seconds later.
                     read, wall = read + count, time.perf_counter() - begin
                     if read >= images or wall > limit_s:
                         break
-                self.passes.append(Pass(read, wall, usage.take()))
+                self.passes.append(Pass(read, wall, time.process_time() - cpu_s, [*requests]))
         except (ModuleNotFoundError, _NotMeasuredError) as error:
             self.missing = str(reader.with_install_hint(error) if isinstance(error, ImportError) else error)
 
@@ -147,45 +158,34 @@ class Experiment:
         title: dataset and machine, in a line.
         conditions: what the rows hold for.
         rows: one for each way to read.
-        epoch_images: images of the split, of which prices are.
-        rates: prices of requests.
-        note: what kind of prices they are.
         traces: of the first and the last row, if they were asked for.
     """
 
     title: str
     conditions: dict[str, Any]
     rows: list[Way]
-    epoch_images: int
-    rates: Rates
-    note: str
     traces: list[Trace]
-
-    def dollars(self, row: Way) -> float:
-        """Price of the requests of one epoch of the split."""
-        lists, reads = row.an_image(lambda one: one.used.lists_and_writes), row.an_image(lambda one: one.used.reads)
-        return self.rates.requests(lists * self.epoch_images, reads * self.epoch_images)
 
     def __str__(self) -> str:
         latency, repeats, against = (self.conditions[name] for name in ("latency_ms", "repeats", "against"))
         width = max(len(row.name) for row in self.rows)
         lines = [
             f"{self.title}, {latency:g} ms a request, {'1 run' if repeats == 1 else f'median of {repeats} runs'}",
-            f"files: {against}; prices: {self.note}, {plural(self.epoch_images, 'image')} an epoch",
-            f"{'':{width}}  images/s (slowest to fastest)  CPU s/1,000  requests/1,000  MB/1,000  $ an epoch",
+            f"files: {against}",
+            f"{'':{width}}  images/s (slowest to fastest)  CPU s/1,000  requests/1,000  MB/1,000",
         ]
         for row in self.rows:
             if row.missing:
                 lines.append(f"{row.name:{width}}  {row.missing}")
                 continue
-            requests, megabytes = row.an_image(_thousand_requests), row.an_image(lambda one: one.used.bytes_read / 1000)
-            numbers = f"{row.cpu_per_1000:12.3f}  {requests:14,.1f}  {megabytes:8,.1f}  {self.dollars(row):10.4f}"
+            requests, megabytes = 1000 * row.requests, row.bytes_read / 1000
+            numbers = f"{row.cpu_per_1000:12.3f}  {requests:14,.1f}  {megabytes:8,.1f}"
             lines.append(f"{row.name:{width}}{row.rate_text():31}{numbers}")
         return "\n".join(lines)
 
     def as_json(self) -> dict[str, Any]:
         """The same for programs."""
-        document = {**self.conditions, "prices": self.note, "rows": [*map(self._row, self.rows)]}
+        document = {**self.conditions, "rows": [*map(self._row, self.rows)]}
         return document | ({"traces": [trace.as_json() for trace in self.traces]} if self.traces else {})
 
     def draw(self, path: str) -> None:
@@ -200,14 +200,9 @@ class Experiment:
     def _row(self, row: Way) -> dict[str, Any]:
         document = row.as_json()
         if not row.missing:
-            document["requests_per_1000"] = round(row.an_image(_thousand_requests), 2)
-            document["bytes_per_image"] = round(row.an_image(lambda one: one.used.bytes_read), 1)
-            document["epoch_dollars"] = round(self.dollars(row), 6)
+            document["requests_per_1000"] = round(1000 * row.requests, 2)
+            document["bytes_per_image"] = round(row.bytes_read, 1)
         return document
-
-
-def _thousand_requests(one: Pass) -> float:
-    return 1000 * (one.used.lists_and_writes + one.used.reads)
 
 
 def experiment(
@@ -242,22 +237,22 @@ def experiment(
     """
     with tempfile.TemporaryDirectory(prefix="imageshards-files-") as folder:
         _copy(against, Path(folder), min(_FILES, len(forms.images)))
-        whole, total = split, info.records(split)
-        if len(forms.images) < total:
+        whole = split
+        if len(forms.images) < info.records(split):
             split = _first_records(info, split, len(forms.images))
-        with storage.wrapped(lambda store: SlowStorage(store, latency_ms / 1000)):
+        requests: list[Request] = []
+        with storage.wrapped(lambda store: SlowStorage(store, latency_ms / 1000, requests.append)):
             rows = ways(info, split, forms, folder, latency_ms, image_size, batch_size)
             for repeat, row in itertools.product(range(repeats), rows):
                 if not row.missing:
                     report(f"repeat {repeat + 1} of {repeats}: {row.name}")
-                    row.measure(limit_s=_LIMIT_S)
+                    row.measure(limit_s=_LIMIT_S, requests=requests)
         traces = _traces(info, whole, image_files(folder), latency_ms, image_size, batch_size) if with_traces else []
-    prices = load_prices()
     conditions = {"dataset": info.url, "split": split, "against": against, "latency_ms": latency_ms}
     conditions |= {"images": len(forms.images), "batch_size": batch_size, "image_size": image_size}
-    conditions |= {"repeats": repeats, "epoch_images": total, "cores": cpu_count(), "python": platform.python_version()}
+    conditions |= {"repeats": repeats, "cores": cpu_count(), "python": platform.python_version()}
     title = f"{info.name} {info.version}, {image_size} px, {plural(cpu_count(), 'core')}"
-    return Experiment(title, conditions, rows, total, prices.at(), prices.note, traces)
+    return Experiment(title, conditions, rows, traces)
 
 
 def _first_records(info: DatasetInfo, split: str, count: int) -> str:
@@ -400,7 +395,10 @@ def _traces(
 
     def traced(name: str, open: Callable[[Tracer], Batches]) -> None:
         tracer = Tracer()
-        saw = functools.partial(tracer.add, "reads")
+
+        def saw(one: Request) -> None:
+            tracer.add("reads", one.begin, one.end)
+
         with storage.wrapped(lambda store: SlowStorage(store, latency_ms / 1000, saw)):
             found.append(tracer.record(name, open(tracer), batch, step_s))
 

@@ -27,7 +27,6 @@ _WORDS: dict[str, str] = {
     RejectReason.CHANGED: "changed after it was listed",
     RejectReason.DECODER_CRASH: "crash of the decoder",
     RejectReason.DECODER_TIMEOUT: "decoder too slow",
-    RejectReason.DUPLICATE: "duplicate of another image",
 }
 _SIZE = re.compile(r" of \d+x\d+ pixels$")
 _FIRST_BYTES = re.compile(r"\d+ bytes, beginning ([0-9a-f]*)")

@@ -229,7 +229,7 @@ class _ShardChecker:
 
     def _check_table(self, shard: Shard, lengths: list[int], classes: Counter[int]) -> Iterator[Fault]:
         path = schema.table_file(shard.file)
-        if shard.table is None or path not in self._sizes or self._is_foreign:
+        if path not in self._sizes or self._is_foreign:
             return  # a missing file is told already
         try:
             table = self._info.load_table(shard)

@@ -10,7 +10,7 @@ import numpy as np
 
 from beam_pipeline.errors import UsageError
 from beam_pipeline.schema.manifest import FOREIGN_KEY
-from beam_pipeline.text import first_few, plural
+from beam_pipeline.text import first_few
 from reader.info import DatasetInfo
 from reader.select import Classes, Selection, read_columns, select
 from reader.splits import overlap
@@ -134,13 +134,9 @@ def class_counts(info: DatasetInfo, data: Data, at_most: bool = False) -> list[i
 
 def warnings(info: DatasetInfo, data: Data) -> Iterator[str]:
     """Why validation says less than it seems to."""
-    configuration, duplicates = info.manifest["configuration"], info.manifest.get("duplicates") or {}
     fix = "write the dataset with --splits, or give --eval_split none"
-    if data.held_out and configuration.get("split_by"):
+    if data.held_out and info.manifest["configuration"].get("split_by"):
         yield f"{data.held_out} is held out at random, so a group of --split_by may be in both parts: {fix}"
-    if data.held_out and duplicates.get("groups") and configuration.get("duplicates") != "drop":
-        found = plural(duplicates["groups"], "group")
-        yield f"{data.held_out} is held out at random, and {found} of exact duplicates may be in both parts: {fix}"
     if data.evaluation is None:
         yield "no validation, so model.keras is the last epoch's: --eval_split names what to validate on"
     elif data.overlaps(info):

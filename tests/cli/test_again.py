@@ -48,16 +48,17 @@ def publishing(fails: Callable[[str, list[str]], bool] = lambda url, before: Fal
     ids=" ".join,
 )
 def test_the_same_command_again_writes_nothing(photos: Path, version: Path, flags: tuple[str, ...]) -> None:
-    with unchanged(version.parent.parent):
+    # The job of --repair leaves its answer in the state folder for a moment.
+    with unchanged(version if "--repair" in flags else version.parent.parent):
         finished = again(photos, version, *flags)
-    assert finished.code == 0
+    assert finished.code == 0 and not (version.parent / "_state").exists()
     assert finished.out.splitlines()[0] == f"already published {version}, nothing written"
 
 
 def test_a_stratified_version_is_recognised_refused_with_other_images_and_repaired(
     changed: Path, tmp_path: Path
 ) -> None:
-    flags = ("--splits", "train=80,validation=20", "--num_shards", "2", "--duplicates", "report")
+    flags = ("--splits", "train=80,validation=20", "--num_shards", "2")
     command = (changed, tmp_path / "out", *flags, "--stratify")
     version = make.published(*command)
     counts = {split: one["class_counts"] for split, one in make.manifest(version)["splits"].items()}
@@ -68,7 +69,7 @@ def test_a_stratified_version_is_recognised_refused_with_other_images_and_repair
         assert finished.out.startswith(f"already published {version}, nothing written"), finished.err
         assert "were touched" not in finished.err
     make.shard_files(version)[0].unlink()
-    (version / schema.DUPLICATES_FILE).unlink()
+    (version / schema.REJECTS_FILE).unlink()
     assert make.job(*command).out.startswith("repaired")
     assert make.files(version) == files
     (changed / "ant" / "new.jpg").write_bytes(make.encoded(make.picture(seed=1000)))

@@ -7,14 +7,15 @@ import os
 import re
 import shutil
 import socket
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from PIL import Image
 
-from beam_pipeline.cli.main import _SURELY_OURS, beams_parser, parse
+from beam_pipeline.cli.main import _SURELY_OURS, beams_parser
 from beam_pipeline.config import FLAGS, Config
-from beam_pipeline.dataset.claim import open_claim
+from beam_pipeline.dataset.claim import VersionLock
 from beam_pipeline.errors import UsageError
 from tests import make
 from tests.servers import Gcs
@@ -49,15 +50,22 @@ TEXTS = {
     "reserved.csv": "path,label,image:bytes\ncat/0.jpg,cat,x\n",
     "number.csv": "path,label,age:int64\ncat/0.jpg,cat,3\ncat/1.jpg,cat,old\n",
     "twice.csv": "path,label\ncat/1.jpg,cat\ncat//1.jpg,dog\n",
+    "undecided.jsonl": "".join(f'{{"path":"cat/{n}.jpg","group":"{n}"}}\n' for n in "0123456789"),
+    "no_path.jsonl": '\n{"path":"cat/0.jpg"}\n{"image":"cat/1.jpg"}\n',
+    "no_choice.jsonl": '{"path":"cat/0.jpg","group":"a","keep":"yes"}\n',
+    "no_file.jsonl": '{"path":""}\n',
+    "no_lines.txt": "cat/0.jpg\0cat/1.jpg\0",
+    "lines.txt": '{"path":"cat/0.jpg"}\n',
+    "gone.txt": "cat/0.jpg\n",
+    "done/photos/_state/2.0.0/gone.txt": "cat/0.jpg\n",
     "password.csv": "path,label\nftp://me:secret@host/a.jpg,cat\n",
-    "prices.json": "{}",
     "hidden/.cat/1.jpg": "no class folder",
     "capital/Train/cat/1.jpg": "no split",
 }
 
 
 @pytest.fixture(scope="module")
-def data(gcs: Gcs, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def data(gcs: Gcs, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """The folder that messages.txt describes."""
     data = tmp_path_factory.mktemp("data")
     for label in ("cat", "dog"):
@@ -85,8 +93,10 @@ def data(gcs: Gcs, tmp_path_factory: pytest.TempPathFactory) -> Path:
     (data / "lost/photos/1.0.0/manifest.json").unlink()
     make.flip_byte(data / "corrupt/photos/1.0.0/manifest.json")
     (data / "cut/photos/1.0.0/manifest.json").write_text('{"format_version": 2, "name": "pho')
-    open_claim(Config(output=f"{data}/busy", input=f"{data}/photos", name="photos")).acquire()
-    return data
+    lock = VersionLock(Config(output=f"{data}/busy", input=f"{data}/photos", name="photos"))
+    lock.acquire()
+    yield data
+    lock.release()
 
 
 @pytest.mark.parametrize(("arguments", "code", "line"), messages())
@@ -115,7 +125,7 @@ GOOD = ["--input", "/in", "--output", "/out", "--name", "photos"]
 
 def refused(*more: str) -> str:
     with pytest.raises(UsageError) as caught:
-        parse([*GOOD, *more])
+        make.parsed([*GOOD, *more])
     return str(caught.value)
 
 
@@ -124,7 +134,7 @@ def test_every_flag_is_read_as_python_would_give_it() -> None:
         "input": "/a", "output": "/b", "name": "n", "version": "2.0.0", "layout": "class_folders", "splits": "train=1",
         "split_by": "name", "image_size": "64", "resize_mode": "crop", "resample": "box", "image_format": "png",
         "jpeg_subsampling": "4:4:4", "max_image_bytes": "5MB", "num_shards": "3", "compression": "gzip",
-        "labels_file": "/l", "background": "red", "channels": "1", "extensions": "png", "duplicates": "report",
+        "labels_file": "/l", "background": "red", "channels": "1", "extensions": "png",
         "base": "1.0.0", "seed": "-5",
     }  # fmt: skip
     arguments: list[str] = []
@@ -139,15 +149,15 @@ def test_every_flag_is_read_as_python_would_give_it() -> None:
         switch = FLAGS[name].default is False
         expected[name] = True if switch else special.get(name, "1")
         arguments += [f"--{name}"] if switch else [f"--{name}", str(expected[name])]
-    config, rest = parse(arguments)
+    config, rest = make.parsed(arguments)
     assert rest == []
     assert config == Config(**expected)
 
 
 def test_beam_options_are_passed_on_and_defaults_are_the_config_s() -> None:
     beam = ["--runner=DataflowRunner", "--project", "p", "--temp_location=gs://t", "--experiments=a", "--experiments=b"]
-    config, rest = parse([*beam[:2], *GOOD, *beam[2:], "--streaming"])
-    assert parse(GOOD) == (config, []) == (Config(input="/in", output="/out", name="photos"), [])
+    config, rest = make.parsed([*beam[:2], *GOOD, *beam[2:], "--streaming"])
+    assert make.parsed(GOOD) == (config, []) == (Config(input="/in", output="/out", name="photos"), [])
     assert sorted(rest) == sorted([*beam, "--streaming"])
 
 
@@ -174,7 +184,9 @@ def test_an_unknown_flag_names_the_nearest(flag: str, advice: str) -> None:
 
 
 def test_dashes_in_a_flag_are_underscores() -> None:
-    config, beams = parse([*GOOD, "--image-size", "64", "--split-by=(a-b)", "--one-hot", "--temp-location=gs://a-b"])
+    config, beams = make.parsed(
+        [*GOOD, "--image-size", "64", "--split-by=(a-b)", "--one-hot", "--temp-location=gs://a-b"]
+    )
     assert (config.image_size, config.split_by, config.one_hot) == ((64, 64), re.compile("(a-b)"), True)
     assert beams == ["--temp_location=gs://a-b"]
 

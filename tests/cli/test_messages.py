@@ -5,10 +5,12 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
+import msgspec
 import pytest
 
-from beam_pipeline.cli.messages import plan_text, published_text, warnings
+from beam_pipeline.cli.messages import estimate_text, plan_text, published_text, warnings
 from beam_pipeline.config import Config
+from beam_pipeline.schema.job import PlannedJob
 from beam_pipeline.schema.manifest import ALREADY_PUBLISHED, REPAIRED, Manifest, PlannedSplit
 from tests import make
 
@@ -80,6 +82,23 @@ def test_a_plan_tells_images_shards_and_their_size() -> None:
         "test: 1 image in 1 shard of about 12.0 kB",
         "train: 1,200 images in 2 shards of about 2.00 MB",
         "2 classes; nothing was written",
+    ]
+
+
+def test_a_plan_s_work_is_its_sample_s_times_the_images_and_less_with_a_base() -> None:
+    splits = {"train": PlannedSplit(900_000, 4_000_000_000, ("5",)), "test": PlannedSplit(100_000, 500_000_000, ())}
+    planned = PlannedJob(make.plan_of(splits=splits), 110_000_000_000, 500, 0, 0, 0.0018)
+    assert estimate_text(planned, 8, "").splitlines() == [
+        "estimated from 500 sampled images:",
+        "  1,800.0 CPU-seconds to convert 1,000,000 images: 3 min 45 s on 8 cores if none is idle",
+        "  reads 1,000,000 files (110 GB), writes 3 shards (4.50 GB)",
+    ]
+    slow = msgspec.structs.replace(planned, cpu_s=0.036, unchanged=400, unread=375)
+    assert estimate_text(slow, None, "1.0.0").splitlines() == [
+        "estimated from 500 sampled images:",
+        "  2.0 CPU-hours to convert 200,000 images",
+        "  reads 250,000 files (27.5 GB), writes 3 shards (4.50 GB)",
+        "  800,000 images reused from 1.0.0: 400 of the 500 sampled are unchanged",
     ]
 
 

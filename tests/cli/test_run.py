@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import io
 import json
 import logging
 import os
@@ -14,9 +13,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -25,10 +22,10 @@ from apache_beam.options.pipeline_options import PipelineOptions
 import beam_pipeline
 from beam_pipeline import schema
 from beam_pipeline.cli import job
-from beam_pipeline.cli.command import only_our_lines
 from beam_pipeline.config import FLAGS, Config
 from beam_pipeline.errors import ImageShardsError, UsageError
 from beam_pipeline.inputs.references import order_key
+from beam_pipeline.text import size_text
 from tests import make
 from tests.cli.conftest import refused, unchanged
 from tests.conftest import forget_clients
@@ -133,6 +130,20 @@ def test_plan_only_prints_the_plan_and_writes_nothing(photos: Path, version: Pat
     assert {path.name for path in tmp_path.iterdir()} == {"photos"}
 
 
+def test_a_plan_knows_what_the_job_will_read_and_both_tell_their_cpu_time(photos: Path, tmp_path: Path) -> None:
+    plan = make.job(photos, tmp_path, *make.TWO_SPLITS, "--plan_only")
+    start = time.process_time()
+    finished = make.job(photos, tmp_path, *make.TWO_SPLITS)
+    cpu_s, run = time.process_time() - start, json.loads((tmp_path / "photos/1.0.0/run.json").read_text())
+    source, shards = size_text(run["source_bytes"]), len(make.shard_files(tmp_path / "photos/1.0.0"))
+    assert run["source_bytes"] == sum(path.stat().st_size for path in photos.rglob("*.jpg"))
+    assert f"  reads 40 files ({source}), writes {shards} shards (" in plan.out
+    assert re.search(r"\n  [\d.]+ CPU-seconds to convert 40 images: \d+ s on \d+ cores? if none is idle\n", plan.out)
+    assert 0 < run["cpu_s"] < cpu_s
+    wrote = size_text(run["shard_bytes"])
+    assert finished.out.endswith(f"\n  {run['cpu_s']:.1f} CPU-seconds to convert; read {source}, wrote {wrote}\n")
+
+
 @pytest.mark.parametrize(
     ("images", "flags", "line"),
     [
@@ -205,15 +216,13 @@ def test_run_returns_the_manifest(photos: Path, original: Path, tmp_path: Path) 
 
 def test_run_prints_the_warnings_that_the_command_prints(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     folder = make.class_folders(tmp_path / "in", {"ant": 20, "bee": 3})
-    shutil.copy(folder / "ant/0000.jpg", folder / "bee/again.jpg")
-    flags = {"splits": "train=0.5,validation=0.5", "duplicates": "report", "image_size": 24}
+    flags = {"splits": "train=0.5,validation=0.5", "image_size": 24}
     beam_pipeline.run(Config(input=str(folder), output=str(tmp_path / "one"), name="photos", **flags))
     printed = capfd.readouterr()
     words = [word for name, value in flags.items() for word in (f"--{name}", value)]
     told = make.run("--input", folder, "--output", tmp_path / "two", "--name", "photos", *words)
     lines = [line for line in printed.err.splitlines() if line.startswith("warning: ")]
     assert any("fewer than 5 records of " in line for line in lines)
-    assert any("exact duplicates: 1 group with conflicting labels, " in line for line in lines)
     assert lines == [line for line in told.err.splitlines() if line.startswith("warning: ")]
     assert printed.out == ""
 
@@ -379,20 +388,25 @@ def test_a_launcher_that_is_terminated_leaves_no_worker(photos: Path, tmp_path: 
     assert b"error: interrupted; the same command resumes\n" in said
 
 
-def test_tracebacks_that_two_workers_print_at_once_leave_no_empty_line() -> None:
-    err, both_printed = io.StringIO(), threading.Barrier(2)
-
-    def fail() -> None:
-        """What `print` of a traceback writes."""
-        sys.stderr.write("Traceback (most recent call last):\n  ...\nOSError: no\n")
-        both_printed.wait(10)
-        sys.stderr.write("\n")
-
-    with contextlib.redirect_stderr(err), only_our_lines(), ThreadPoolExecutor(2) as workers:
-        for work in [workers.submit(fail) for _ in range(2)]:
-            work.result()
-        print("ours", file=sys.stderr)
-    assert err.getvalue() == "ours\n"
+def test_only_our_lines_are_shown_and_the_others_go_into_the_log_of_an_unforeseen_error() -> None:
+    code = """
+import logging, os, sys
+from beam_pipeline.cli.quiet import only_our_lines
+from beam_pipeline.errors import UnforeseenError
+from beam_pipeline.text import print_line
+try:
+    with only_our_lines():
+        print("of a thread", file=sys.stderr)
+        os.system("echo of a process >&2")
+        logging.error("of a logger")
+        print_line("ours", sys.stderr)
+        raise UnforeseenError("x")
+except UnforeseenError as error:
+    print(error.__notes__)
+print("later", file=sys.stderr)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert (done.stderr, done.stdout) == ("ours\nlater\n", "['of a thread\\nof a process\\n']\n")
 
 
 def test_an_unforeseen_error_is_one_line_that_names_its_traceback(
@@ -427,7 +441,7 @@ def test_a_terminal_sees_the_progress_line_and_what_is_published(photos: Path, t
     *drawn, told = shown.decode().split("\r\033[K")
     assert all(line.startswith(("listing: ", "sampling: ", "planning: ", "shards ")) for line in drawn if line), shown
     first, _, *rest, used = told.splitlines()
-    assert " CPU-seconds, read " in used
+    assert " CPU-seconds to convert; read " in used
     assert [first, *rest] == [
         f"published {tmp_path}/x/1.0.0",
         "  40 images listed = 40 records + 0 rejects",

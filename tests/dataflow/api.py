@@ -13,7 +13,7 @@ from urllib.parse import parse_qsl, urlsplit
 from tests.servers import RESET, SILENCE, reset
 
 PROJECT, REGION = "my-project", "europe-west4"
-_SUMMARY, _WARNING = "1", "3"  # of JobView and of JobMessageImportance
+_WARNING, _ACTIVE = "3", "3"  # of JobMessageImportance, and of the filter for jobs
 _PAGE = 2  # messages a page, so that every test turns pages
 _TERMINAL = {"DONE", "FAILED", "CANCELLED", "UPDATED", "DRAINED"}
 
@@ -27,14 +27,14 @@ class Message(NamedTuple):
 
 @dataclasses.dataclass
 class Step:
-    """What a job is found at by one look, and by all that follow until the next step."""
+    """What a job is found at until its messages are read."""
 
     state: str  # RUNNING, DONE, ...
     messages: tuple[Message, ...] = ()  # new since the step before
     metrics: dict[str, float] = dataclasses.field(default_factory=dict)  # so far; the service's have a capital letter
     act: Callable[[], object] | None = None  # called before the step is shown
     errors: tuple[int, ...] = ()  # statuses of the answers before this step's
-    refused: dict[str, int] = dataclasses.field(default_factory=dict)  # job, messages or metrics → status
+    refused: int = 0  # status of every answer
 
 
 @dataclasses.dataclass
@@ -45,7 +45,6 @@ class Job:
     steps: list[Step] = dataclasses.field(default_factory=list)
     errors: list[int] = dataclasses.field(default_factory=list)
     messages: list[dict[str, Any]] = dataclasses.field(default_factory=list)
-    looks: int = 0
 
     @property
     def step(self) -> Step:
@@ -97,7 +96,7 @@ class FakeDataflow(ThreadingHTTPServer):
     def go_on(self, job_id: str, *steps: Step) -> None:
         """Replace what a job has before it."""
         job = self.jobs[job_id]
-        job.steps, job.messages, job.looks = list(steps), [], 0
+        job.steps, job.messages = list(steps), []
         job.enter()
 
     def running(self, name: str) -> list[dict[str, Any]]:
@@ -149,24 +148,24 @@ class _Handler(BaseHTTPRequestHandler):
         if path == "/token":  # as https://oauth2.googleapis.com/token gives for an account's key
             return {"access_token": "x", "expires_in": 3600, "token_type": "Bearer"}
         if path == jobs:
-            return self._created(json.loads(body)) if self.command == "POST" else self._listed(query["name"])
+            return self._created(json.loads(body)) if self.command == "POST" else self._listed(query)
         job = self.server.jobs.get(job_id)
         if job is None:
             return 404
         if job.errors:
             return job.errors.pop(0)
-        if status := job.step.refused.get(part or "job"):
-            return status
+        if job.step.refused:
+            return job.step.refused
         if part == "messages":
             return self._messages(job, query)
-        return {"metrics": _metrics(job.step.metrics)} if part else self._seen(job, query.get("view") == _SUMMARY)
+        return {"metrics": _metrics(job.step.metrics)} if part else self._seen(job)
 
-    def _listed(self, name: str) -> dict[str, Any] | int:
+    def _listed(self, query: dict[str, str]) -> dict[str, Any] | int:
         if self.server.list_errors:
             return self.server.list_errors.pop(0)
-        # Summaries, which have no labels; ended jobs, too, so that nobody relies on the filter.
-        found = [job for job in self.server.jobs.values() if job.content["name"] == name]
-        return {"jobs": [{**job.content, "labels": {}, "currentState": f"JOB_STATE_{job.step.state}"} for job in found]}
+        assert query["filter"] == _ACTIVE, query
+        # Summaries, which have no labels.
+        return {"jobs": [{**job, "labels": {}} for job in self.server.running(query["name"])]}
 
     def _created(self, content: dict[str, Any]) -> dict[str, Any] | int:
         if self.server.before_create is not None:
@@ -177,12 +176,7 @@ class _Handler(BaseHTTPRequestHandler):
             return _error(409, f"There is already an active job named {content['name']} with id {others[0]['id']}")
         return self.server.create(content)
 
-    def _seen(self, job: Job, takes_a_step: bool) -> dict[str, Any]:
-        """The job; the first look at it shows its first step."""
-        job.looks += takes_a_step
-        if takes_a_step and job.looks > 1 and len(job.steps) > 1:
-            job.steps.pop(0)
-            job.enter()
+    def _seen(self, job: Job) -> dict[str, Any]:
         since = f"2026-11-23T12:{job.minute:02d}:00Z"
         return {**job.content, "currentState": f"JOB_STATE_{job.step.state}", "currentStateTime": since}
 
@@ -195,6 +189,9 @@ class _Handler(BaseHTTPRequestHandler):
             if one["time"] >= since and (is_any or one["messageImportance"].endswith(("_WARNING", "_ERROR")))
         ]
         more = {"nextPageToken": str(first + _PAGE)} if len(new) > first + _PAGE else {}
+        if not more and len(job.steps) > 1:
+            job.steps.pop(0)
+            job.enter()
         return {"jobMessages": new[first : first + _PAGE], **more}
 
     def log_message(self, *_: object) -> None:

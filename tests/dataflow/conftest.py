@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from beam_pipeline.cli import watch
 from tests.dataflow.api import FakeDataflow
 from tests.dataflow.cloud import Cloud, account_key
 from tests.servers import Gcs, serving
@@ -16,9 +15,10 @@ from tests.servers import Gcs, serving
 
 @pytest.fixture(autouse=True)
 def _clock() -> Iterator[None]:
-    """The times of the API are told as the clock here shows them, and looks at a job follow at once."""
+    """The times of the API are told as the clock here shows them, and nobody sleeps for seconds, as Beam does."""
+    sleep = time.sleep
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(watch, "_POLL_EVERY_S", 0.02)
+        patch.setattr(time, "sleep", lambda seconds: sleep(min(seconds, 0.02)))
         # Google's library asks a real host about every account, in a thread: this ends at once.
         patch.setenv("HTTPS_PROXY", "http://localhost:9")
         patch.setenv("TZ", "UTC")

@@ -8,10 +8,9 @@ import re
 import pytest
 from google.cloud import dataflow
 
-from beam_pipeline.cli.main import parse
 from beam_pipeline.config import FLAGS
 from tests.dataflow.cloud import IMAGE, Cloud
-from tests.make import ROOT
+from tests.make import ROOT, parsed
 from tools import flex_template, image
 
 METADATA = ROOT / "deploy" / "flex_template" / "metadata.json"
@@ -38,9 +37,9 @@ def test_every_default_of_the_template_is_a_value_that_the_command_takes() -> No
     given = [f"--{one['name']}={one['defaultValue']}" for one in parameters if "defaultValue" in one]
     required = ["--input=gs://in", "--output=gs://out", "--name=photos"]
     # --target_shard_bytes and the like have none: they exclude each other.
-    assert parse([*required, *given]) == parse(required)
+    assert parsed([*required, *given]) == parsed(required)
     switches = [name for name, flag in FLAGS.items() if flag.default is False]
-    config, _ = parse([*required, "--strict=true", "--optimize=false"])
+    config, _ = parsed([*required, "--strict=true", "--optimize=false"])
     assert [name for name in switches if getattr(config, name)] == ["strict"]
 
 

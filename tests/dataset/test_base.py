@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
 import shutil
 from collections.abc import Callable
@@ -12,8 +14,10 @@ import numpy as np
 import pytest
 
 from beam_pipeline import images, schema, storage
+from beam_pipeline.config import Config
 from beam_pipeline.dataset import base
 from beam_pipeline.dataset.state import JobState
+from beam_pipeline.inputs.folders import all_images
 from beam_pipeline.schema import table
 from beam_pipeline.schema.manifest import builtins_of, file_sums, seal_manifest
 from beam_pipeline.storage.local import LocalStorage
@@ -46,16 +50,42 @@ def write(folder: Path, *more: object, version: str = "1.1.0", out: str = "out")
     return make.job(folder / "in", folder / out, *flags, *more)
 
 
-def versions(folder: Path, *more: object, version: str = "1.1.0") -> tuple[make.Finished, dict[str, bytes]]:
+@pytest.fixture(scope="module")
+def plain(published: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
+    """Files of version 1.1.0 of the same images, written without a base."""
+    folder = shutil.copytree(published, tmp_path_factory.mktemp("plain"), dirs_exist_ok=True)
+    return of_plain(folder)
+
+
+def of_plain(folder: Path, *more: object) -> dict[str, bytes]:
+    """Files of version 1.1.0, written without a base."""
+    finished = write(folder, *more, "--base", "none", out="plain")
+    assert finished.code == 0 and "taken from" not in finished.out, finished.err
+    return make.same_each_time(folder / "plain" / "photos" / "1.1.0")
+
+
+def versions(folder: Path, without: dict[str, bytes], *more: object) -> make.Finished:
     """A job with a base, whose files must be those of one without."""
-    finished, plain = write(folder, *more, version=version), write(folder, *more, "--base", "none", out="plain")
-    assert finished.code == plain.code == 0, finished.err + plain.err
-    assert "taken from" not in plain.out
-    files = make.same_each_time(folder / "out" / "photos" / version)
-    without = make.same_each_time(folder / "plain" / "photos" / "1.1.0")
-    if version == "1.1.0":
-        assert files == without
-    return finished, files
+    finished = write(folder, *more)
+    assert finished.code == 0, finished.err
+    assert make.same_each_time(folder / "out" / "photos" / "1.1.0") == without
+    return finished
+
+
+def next_config(folder: Path, **more: Any) -> Config:
+    """Of the version after 1.0.0."""
+    places = {"input": str(folder / "in"), "output": str(folder / "out"), "name": "photos", "version": "1.1.0"}
+    splits = {"splits": FLAGS[1], "num_shards": FLAGS[3], "image_size": 24}
+    return Config(**{**places, **splits, **more}).in_run(id=str(folder))
+
+
+def found(folder: Path) -> tuple[int, str]:
+    """How many images the next version can reuse, and what is told of the base: without a job."""
+    config, _ = base.choose_base(next_config(folder))
+    refs = sorted(all_images(config), key=lambda ref: (ref.order_key, ref.path))
+    with contextlib.redirect_stderr(io.StringIO()) as told:
+        stored = list(base.stored_images(config, refs))
+    return sum(one is not None and one.image is not None for one in stored), told.getvalue()
 
 
 def add(folder: Path) -> None:
@@ -86,15 +116,16 @@ def insert_class(folder: Path) -> None:
 
 CHANGES: list[tuple[Callable[[Path], None], tuple[str, ...], str]] = [
     (lambda folder: None, (), "0 encoded, 60 taken from 1.0.0, 0 gone"),
-    (add, (), "1 encoded, 60 taken from 1.0.0, 0 gone"),
     (remove, (), "0 encoded, 59 taken from 1.0.0, 1 gone"),
     (relabel, (), "1 encoded, 59 taken from 1.0.0, 1 gone"),
     (replace, (), "2 encoded, 58 taken from 1.0.0, 0 gone"),
     (insert_class, (), "1 encoded, 60 taken from 1.0.0, 0 gone"),
-    (add, ("--splits", "train=0.5,validation=0.5"), "1 encoded, 60 taken from 1.0.0, 0 gone"),
-    (add, ("--num_shards", "train=1,validation=5"), "1 encoded, 60 taken from 1.0.0, 0 gone"),
+    (
+        add,
+        ("--splits", "train=0.5,validation=0.5", "--num_shards", "train=1,validation=5"),
+        "1 encoded, 60 taken from 1.0.0, 0 gone",
+    ),
     (add, ("--one_hot", "--compression", "gzip"), "1 encoded, 60 taken from 1.0.0, 0 gone"),
-    (add, ("--duplicates", "drop"), "1 encoded, 60 taken from 1.0.0, 0 gone"),
 ]
 
 
@@ -103,7 +134,7 @@ def test_the_bytes_are_those_of_a_job_without_a_base(
     grown: Path, change: Callable[[Path], None], flags: tuple[str, ...], summary: str
 ) -> None:
     change(grown / "in")
-    finished, _ = versions(grown, *flags)
+    finished = versions(grown, of_plain(grown, *flags), *flags)
     assert finished.err.startswith("base: 1.0.0, from which unchanged images are taken\n")
     assert f"\n  {summary}\n" in finished.out
     run = json.loads((grown / "out/photos/1.1.0/run.json").read_text())["base"]
@@ -149,8 +180,7 @@ def test_of_unchanged_images_that_a_store_lists_with_md5_only_the_sample_is_read
     assert first == second
 
 
-@pytest.mark.parametrize("column", ["md5", "label"])
-def test_an_md5_that_a_manifest_gives_is_not_believed(grown: Path, column: str) -> None:
+def test_an_md5_that_a_manifest_gives_is_not_believed(grown: Path) -> None:
     """Its author may have taken it from the images of last year."""
     rows = ["path,label,md5"]
     for name, data in make.files(grown / "in").items():
@@ -198,18 +228,22 @@ def delete_table(version: Path) -> None:
 
 
 @pytest.mark.parametrize("corrupt", [flip_shard, flip_table, delete_table])
-def test_what_is_corrupt_in_a_base_is_converted(grown: Path, corrupt: Callable[[Path], None]) -> None:
+def test_what_is_corrupt_in_a_base_is_converted(
+    grown: Path, plain: dict[str, bytes], corrupt: Callable[[Path], None]
+) -> None:
     corrupt(grown / "out/photos/1.0.0")
-    finished, _ = versions(grown)
+    finished = versions(grown, plain)
     encoded = int(finished.out.partition(" encoded, ")[0].rpartition(" ")[2])
     assert encoded == 1 if corrupt is flip_shard else 10 <= encoded <= 25
     assert "warning: continuing" not in finished.err
 
 
-def test_after_a_storage_error_the_job_goes_on_without_the_base_and_says_so_once(grown: Path) -> None:
+def test_after_a_storage_error_the_job_goes_on_without_the_base_and_says_so_once(
+    grown: Path, plain: dict[str, bytes]
+) -> None:
     for shard in make.shard_files(grown / "out/photos/1.0.0"):
         shard.unlink()
-    finished, _ = versions(grown)
+    finished = versions(grown, plain)
     assert finished.err.count("warning: continuing without base 1.0.0: ") == 1
     assert "60 encoded, 0 taken from 1.0.0\n" in finished.out  # how many are gone isn't known
 
@@ -255,34 +289,37 @@ def replace_tables(version: Path, table_of: Callable[[bytes], bytes]) -> None:
     seal(version, change)
 
 
-@pytest.mark.parametrize("lie", [*LIES, "junk"])
-def test_a_base_with_sealed_tables_that_no_job_writes_is_converted_with_one_notice(grown: Path, lie: str) -> None:
+def with_columns(change: Callable[[Any], object]) -> Callable[[bytes], bytes]:
+    """What changes the columns of a record table."""
+
     def table_of(data: bytes) -> bytes:
-        if lie == "junk":
-            return b"junk"
         read = table.read_table(data)
         columns = {name: np.array(read[name]) for name in read.dtype.names or ()}
-        LIES[lie](columns)
+        change(columns)
         types = {name: values.dtype.str if values.ndim == 1 else "(16,)u1" for name, values in columns.items()}
         return table.table_bytes(types, columns)
 
-    replace_tables(grown / "out/photos/1.0.0", table_of)
-    finished, _ = versions(grown)
+    return table_of
+
+
+@pytest.mark.parametrize("lie", LIES)
+def test_sealed_tables_that_no_job_writes_end_the_base_with_one_notice(grown: Path, lie: str) -> None:
+    replace_tables(grown / "out/photos/1.0.0", with_columns(LIES[lie]))
+    reused, told = found(grown)
+    assert reused == 0 and told.count("warning: continuing without base 1.0.0: ") == told.count("\n") == 1, told
+
+
+def test_a_base_whose_tables_are_none_is_converted_with_one_notice(grown: Path, plain: dict[str, bytes]) -> None:
+    replace_tables(grown / "out/photos/1.0.0", lambda _: b"junk")
+    finished = versions(grown, plain)
     assert finished.err.count("warning: continuing without base 1.0.0: ") == 1, finished.err
     assert "60 encoded, 0 taken from 1.0.0" in finished.out
 
 
-@pytest.mark.parametrize("way", [1, 2])
-def test_a_base_whose_records_contradict_what_its_tables_say_of_them_is_converted(grown: Path, way: int) -> None:
-    def table_of(data: bytes) -> bytes:
-        read = table.read_table(data)
-        columns = {name: np.array(read[name]) for name in read.dtype.names or ()}
-        columns["passthrough"][...] = way
-        return table.table_bytes(table.COLUMNS, columns)
-
-    replace_tables(grown / "out/photos/1.0.0", table_of)
-    finished, _ = versions(grown)
-    assert "60 encoded, 0 taken from 1.0.0" in finished.out
+@pytest.mark.parametrize("way", [0, 1, 2])
+def test_records_that_contradict_what_their_tables_say_of_them_are_not_reused(grown: Path, way: int) -> None:
+    replace_tables(grown / "out/photos/1.0.0", with_columns(set_column("passthrough", way)))
+    assert found(grown) == (0 if way else 60, "")
 
 
 def wide_cut(manifest: dict[str, Any]) -> None:
@@ -298,15 +335,12 @@ def cut_without_shard(manifest: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("change", [wide_cut, split_without_shards, cut_without_shard])
-def test_a_base_with_a_sealed_plan_that_no_job_makes_is_converted_with_one_notice(
+def test_a_sealed_plan_that_no_job_makes_ends_the_base_with_one_notice(
     grown: Path, change: Callable[[dict[str, Any]], None]
 ) -> None:
     seal(grown / "out/photos/1.0.0", change)
-    finished, _ = versions(grown)
-    assert finished.err.count("warning: continuing without base 1.0.0: it holds what no job writes (") == 1, (
-        finished.err
-    )
-    assert "60 encoded, 0 taken from 1.0.0" in finished.out
+    reused, told = found(grown)
+    assert reused == 0 and told.startswith("warning: continuing without base 1.0.0: it holds what no job writes (")
 
 
 @pytest.mark.parametrize("more", [(), ("--plan_only",)])
@@ -325,9 +359,11 @@ def test_a_base_whose_manifest_may_not_be_read_is_passed_over_with_a_line(
     assert write(grown, "--base", "1.0.0", version="1.2.0").code == 1, "a base that is named is wanted"
 
 
-def test_a_base_that_was_replaced_since_it_was_chosen_is_not_used(grown: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_base_that_was_replaced_since_it_was_chosen_is_not_used(
+    grown: Path, plain: dict[str, bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
     make.before(monkeypatch, base, "_open_base", lambda *_: (grown / "out/photos/1.0.0/manifest.json").unlink(True))
-    finished, _ = versions(grown)
+    finished = versions(grown, plain)
     assert "60 encoded, 0 taken from 1.0.0" in finished.out
 
 
@@ -335,19 +371,22 @@ def test_a_base_that_was_replaced_since_it_was_chosen_is_not_used(grown: Path, m
 
 
 def test_the_newest_version_with_the_same_images_is_the_base(grown: Path) -> None:
-    for version, flag in (
-        ("1.1.0", ("--seed", 7)),
-        ("1.2.0", ("--jpeg_quality", 80)),
-        ("1.3.0", ("--max_pixels", 9999)),
+    versions = {"1.2.0": {"seed": 7}, "1.3.0": {"jpeg_quality": 80}, "1.10.0": {"max_pixels": 9999}}
+    for version, flags in versions.items():
+        shutil.copytree(grown / "out/photos/1.0.0", copy := grown / "out/photos" / version)
+        seal(copy, lambda manifest, flags=flags: manifest["configuration"].update(flags))
+    for flags, chosen in (
+        ({}, "base: 1.0.0,"),
+        ({"seed": 7}, "base: 1.2.0,"),
+        ({"seed": 7, "base": "1.2.0"}, "base: 1.2.0,"),
+        ({"seed": 8}, "base: none, since 1.10.0 was written with another --max_pixels"),
+        ({"base": "none"}, ""),
     ):
-        finished = write(grown, *flag, version=version)
-        assert finished.err.startswith("base: none, since 1."), finished.err
-    assert write(grown, version="1.4.0").err.startswith("base: 1.0.0,")
-    assert write(grown, "--seed", 7, version="1.5.0").err.startswith("base: 1.1.0,")
-    assert "base" not in write(grown, "--base", "none", version="1.6.0").err
-    assert write(grown, "--base", "1.1.0", "--seed", 7, version="1.7.0").err.startswith("base: 1.1.0,")
-    planned = write(grown, "--plan_only", version="1.8.0")
-    assert planned.code == 0 and planned.err.startswith("base: 1.6.0,"), planned.err
+        told = base.choose_base(next_config(grown, version="1.11.0", **flags))[1]
+        assert told.startswith(chosen) and bool(told) == bool(chosen), (flags, told)
+    planned = write(grown, "--plan_only")
+    assert planned.code == 0 and planned.err.startswith("base: 1.0.0,"), planned.err
+    assert "\n  60 images reused from 1.0.0: 60 of the 61 sampled are unchanged\n" in planned.out
 
 
 def test_a_version_that_can_not_be_the_base_is_refused_in_a_line(grown: Path) -> None:
@@ -374,24 +413,17 @@ def test_a_version_is_never_its_own_base(grown: Path) -> None:
     assert finished.code == 0 and "base" not in finished.err and "taken" not in finished.out
 
 
-@pytest.mark.parametrize("change", ["codec", "tables", "gzip"])
-def test_other_codecs_older_releases_and_compressed_versions_are_no_base(
+@pytest.mark.parametrize("change", ["codec", "gzip"])
+def test_versions_of_other_codecs_and_compressed_ones_are_no_base(
     grown: Path, change: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    file = grown / "out/photos/1.0.0/manifest.json"
     if change == "codec":
         monkeypatch.setattr(images.codec, "OWN_VERSION", "0")
-    elif change == "gzip":
-        assert write(grown, "--compression", "gzip", "--overwrite", version="1.0.0").code == 0
     else:
-        manifest: dict[str, Any] = json.loads(file.read_text())
-        for split in manifest["splits"].values():
-            for shard in split["shards"]:
-                del shard["table"]
-        file.write_bytes(schema.manifest.seal_manifest(manifest))
+        assert write(grown, "--compression", "gzip", "--overwrite", version="1.0.0").code == 0
     finished = write(grown)
-    why = {"codec": "was written by other versions of the image libraries", "tables": "has no record tables"}
-    assert finished.err.startswith(f"base: none, since 1.0.0 {why.get(change, 'is compressed')}\n")
+    why = {"codec": "was written by other versions of the image libraries", "gzip": "is compressed"}
+    assert finished.err.startswith(f"base: none, since 1.0.0 {why[change]}\n")
 
 
 def test_a_job_that_is_killed_goes_on_with_and_without_the_base(grown: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -407,28 +439,29 @@ def test_a_job_that_is_killed_goes_on_with_and_without_the_base(grown: Path, mon
     with monkeypatch.context() as patch:
         make.before(patch, JobState, "put", fail_sometimes)
         assert [write(grown).code, write(grown, "--base", "none").code] == [1, 1]
-    versions(grown)
+    versions(grown, of_plain(grown))
 
 
 @pytest.mark.parametrize(
-    ("version", "change", "told"),
+    ("version", "classes", "told"),
     [
-        ("1.1.0", "aal", "'ant' was 0, is 1"),
-        ("1.1.0", "bug", "'cat' was 2, is 3"),
-        ("1.0.1", "-bee", "'bee' was 1, is gone"),
-        ("1.1.0", "dog", ""),  # the last
-        ("2.0.0", "aal", ""),
+        ("1.1.0", "aal ant bee cat", "'ant' was 0, is 1"),
+        ("1.1.0", "ant bee bug cat", "'cat' was 2, is 3"),
+        ("1.0.1", "ant cat", "'bee' was 1, is gone"),
+        ("1.1.0", "ant bee cat dog", ""),
+        ("2.0.0", "aal ant bee cat", ""),
     ],
 )
 def test_ids_that_differ_from_the_version_before_ask_for_a_raised_major(
-    grown: Path, version: str, change: str, told: str
+    published: Path, version: str, classes: str, told: str
 ) -> None:
-    if change.startswith("-"):
-        shutil.rmtree(grown / "in" / change[1:])
-    else:
-        shutil.copytree(grown / "in" / "ant", grown / "in" / change)
-    for flags in ((), ("--seed", 5, "--overwrite")):  # with a base, and without
-        finished = write(grown, *flags, version=version)
-        assert finished.code == 0
-        lines = [line for line in finished.err.splitlines() if "class ids" in line]
-        assert lines == [f"warning: class ids changed against 1.0.0: {told}: raise MAJOR"] * bool(told)
+    expected = f"class ids changed against 1.0.0: {told}: raise MAJOR" if told else ""
+    assert base.moved_ids(next_config(published, version=version), classes.split()) == expected
+
+
+def test_moved_ids_are_a_warning_with_a_base_and_without(grown: Path) -> None:
+    shutil.copytree(grown / "in" / "ant", grown / "in" / "aal")
+    for flags in ((), ("--seed", 5, "--overwrite")):
+        finished = write(grown, *flags)
+        told = "warning: class ids changed against 1.0.0: 'ant' was 0, is 1: raise MAJOR\n"
+        assert finished.code == 0 and told in finished.err

@@ -1,10 +1,10 @@
-"""One writer at a time: a lock on this machine; in an object store a claim that jobs of one plan share."""
+"""Who may write a version: one claim, for folders and object stores; on this machine a lock says if a command runs."""
 
 from __future__ import annotations
 
 import dataclasses
+import errno
 import os
-import socket
 import subprocess
 import sys
 import threading
@@ -14,36 +14,308 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from beam_pipeline import storage
 from beam_pipeline.config import Config
-from beam_pipeline.dataset.claim import CLAIM_FILE, SharedClaim, open_claim
-from beam_pipeline.errors import ImageShardsError, StorageError
-from beam_pipeline.schema.job import ClaimHolder, document_bytes
+from beam_pipeline.dataset.claim import CLAIM_FILE, Claim, ClaimedError, SupersededError, VersionLock
+from beam_pipeline.dataset.state import JobState
+from beam_pipeline.errors import StorageError
+from beam_pipeline.schema.manifest import PlannedSplit
 from tests import make
 from tests.servers import Gcs
 
+PLAN = make.plan_of(classes=("a",), splits={"train": PlannedSplit(9, 90, ("5", str(1 << 63)))}, inputs="9-abc")
+OTHER = replace(PLAN, inputs="other")
 BY_ANOTHER = rf"/1\.0\.0 is being written by another job \(process {os.getpid()} on \S+, since \d{{4}}-\S+ \S+ UTC\)"
+WAIT = r"/1\.0\.0 is being written by another job \(process \d+ on .* UTC\): wait for it to finish$"
+RESTART = (
+    " with other images or flags: wait until it is published or, if it has ended, "
+    r"--restart \(in Python restart=True\) discards what it has written$"
+)
 
 
-def job(output: object, **more: bool) -> SharedClaim:
+def config(output: object, **more: bool) -> Config:
+    """Of a new job."""
+    return Config(input="/in", output=str(output), name="photos", **more)
+
+
+def job(output: object, **more: bool) -> Claim:
     """The claim of a new job."""
-    return open_claim(Config(input="/in", output=str(output), name="photos", **more))
+    return Claim(config(output, **more))
+
+
+def lock(output: object) -> VersionLock:
+    return VersionLock(config(output))
 
 
 def claim_file(output: object) -> str:
     return f"{output}/photos/_state/1.0.0/{CLAIM_FILE}"
 
 
-# --- a lock of this machine
+def plan_of(output: object) -> str | None:
+    """The plan that is claimed."""
+    holder = job(output).holder()
+    return holder and holder.plan
+
+
+@pytest.fixture(params=["local", "gs", "s3"])
+def output(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    if request.param == "local":
+        return str(tmp_path)
+    return f"{request.param}://{request.getfixturevalue('gcs' if request.param == 'gs' else 's3').new_bucket()}"
+
+
+def at_once(threads: int, work: Callable[[str], None]) -> None:
+    """Calls `work` with a name of its own in each thread, all together."""
+    start = threading.Barrier(threads)
+    with ThreadPoolExecutor(threads) as pool:
+        list(pool.map(lambda name: (start.wait(), work(name)), map(str, range(threads))))
+
+
+# --- claim.json
+
+
+def test_jobs_of_one_plan_share_the_claim_and_another_is_told_by_whom_and_what_to_do(output: str) -> None:
+    first = job(output)
+    assert first.acquire("plan") == job(output).acquire("plan") == (first.holder().run, False)
+    with pytest.raises(ClaimedError, match=BY_ANOTHER + RESTART):
+        job(output).acquire("other")
+    assert plan_of(output) == "plan"
+
+
+def test_restart_and_overwrite_replace_the_claim_of_another_plan_once(output: str) -> None:
+    job(output).acquire("plan")
+    one = job(output, restart=True)
+    assert one.acquire("plan")[1], "--restart begins again, whatever is there"
+    assert not one.acquire("plan")[1], "a repeated step has it already: what it has written since stays"
+    assert job(output, restart=True).acquire("other")[1]
+    assert plan_of(output) == "other"
+    assert job(output, overwrite=True).acquire("third")[1]
+    assert plan_of(output) == "third"
+    assert not job(output, overwrite=True).acquire("third")[1], "a killed --overwrite resumes"
+
+
+def test_of_many_plans_at_once_one_is_claimed(output: str) -> None:
+    taken: list[str] = []
+
+    def compete(plan: str) -> None:
+        with suppress(ClaimedError):
+            job(output).acquire(plan)
+            taken.append(plan)
+
+    at_once(8, compete)
+    assert taken == [plan_of(output)]
+
+
+def test_only_the_job_that_made_a_claim_gives_it_up(output: str) -> None:
+    first, second = job(output), job(output)
+    first.acquire("plan")
+    second.acquire("plan")
+    second.discard()
+    assert plan_of(output) == "plan"
+    first.discard()
+    first.discard()
+    assert plan_of(output) is None
+
+
+def test_a_claim_that_cannot_be_read_is_another_job_s_in_a_store_and_left_by_a_power_cut_here(output: str) -> None:
+    storage.open_storage(output).write(claim_file(output), b"{")
+    if output.startswith("/"):
+        assert job(output).acquire("plan")[1]
+    else:
+        with pytest.raises(ClaimedError, match="by another job" + RESTART):
+            job(output).acquire("plan")
+
+
+def test_a_link_in_place_of_a_file_is_an_error_not_a_loop(tmp_path: Path) -> None:
+    for path, acquire in (
+        (Path(claim_file(tmp_path)), lambda: job(tmp_path).acquire("plan")),
+        (tmp_path / "photos/_state/1.0.0.lock", lambda: lock(tmp_path).acquire()),
+    ):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.symlink_to(tmp_path / "missing")
+        with pytest.raises(StorageError, match=r"too many levels of symbolic links|a link to a file that isn't there"):
+            acquire()
+        path.unlink()
+
+
+# --- the lock of a command
+
+
+def test_a_second_command_is_told_by_whom_and_since_when(tmp_path: Path) -> None:
+    first, second = lock(tmp_path), lock(tmp_path)
+    first.acquire()
+    first.acquire()  # as often as it likes
+    for ask in (second.acquire, second.check):
+        with pytest.raises(ClaimedError, match=BY_ANOTHER + ": wait for it to finish$"):
+            ask()
+    first.release()
+    assert list(tmp_path.iterdir()) == []
+    second.check()
+    second.acquire()
+    second.release()
+
+
+def test_a_lock_is_never_held_on_a_deleted_file(tmp_path: Path) -> None:
+    was_alone: list[bool] = []
+    inside = threading.Lock()
+
+    def hold_and_release(_: str) -> None:
+        for _ in range(50):
+            one = lock(tmp_path)
+            with suppress(ClaimedError):
+                one.acquire()
+                was_alone.append(inside.acquire(blocking=False))
+                if was_alone[-1]:
+                    inside.release()
+                one.release()
+
+    at_once(4, hold_and_release)
+    assert len(was_alone) >= 4 and all(was_alone)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("number", [errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS])
+def test_without_locks_a_warning_says_so_and_the_claim_alone_decides(
+    tmp_path: Path, number: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr("fcntl.flock", refuse)
+    some = config(tmp_path)
+    one = VersionLock(some)
+    one.acquire()
+    one.acquire()
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 1 and "1.0.0.lock: can't be locked here" in lines[0] and os.strerror(number) in lines[0]
+    assert list((tmp_path / "photos/_state").iterdir()) == []
+    lock(tmp_path).check()
+    JobState(some).prepare(PLAN)
+    one.release()
+    assert JobState(config(tmp_path)).prepare(PLAN) == some.context.id
+    with pytest.raises(ClaimedError, match=RESTART):
+        JobState(config(tmp_path)).prepare(OTHER)
+
+
+# --- who may write: the rules
+
+# Who has the claim; who comes, with which plan and flag; what becomes of it here, and in an object store.
+# "waits" and "restarts" are refusals that advise this; "joins" shares the claim, "replaces" takes it.
+RULES = [
+    ("running command", "command", PLAN, "", "waits", "joins"),
+    ("running command", "command", OTHER, "", "waits", "restarts"),
+    ("running command", "command", OTHER, "restart", "waits", "replaces"),
+    ("running command", "command", OTHER, "overwrite", "waits", "replaces"),
+    ("running command", "pipeline", PLAN, "", "joins", "joins"),
+    ("running command", "pipeline", OTHER, "", "waits", "restarts"),
+    ("running command", "pipeline", OTHER, "restart", "waits", "replaces"),
+    ("killed command", "command", PLAN, "", "joins", "joins"),
+    ("killed command", "command", PLAN, "restart", "replaces", "replaces"),
+    ("killed command", "command", OTHER, "", "replaces", "restarts"),
+    ("killed command", "pipeline", PLAN, "", "joins", "joins"),
+    ("killed command", "pipeline", OTHER, "", "replaces", "restarts"),
+    # A pipeline of somebody's own has no lock: nothing tells whether it runs.
+    ("pipeline", "command", PLAN, "", "joins", "joins"),
+    ("pipeline", "command", OTHER, "", "restarts", "restarts"),
+    ("pipeline", "command", OTHER, "restart", "replaces", "replaces"),
+    ("pipeline", "pipeline", PLAN, "", "joins", "joins"),
+    ("pipeline", "pipeline", PLAN, "restart", "replaces", "replaces"),
+    ("pipeline", "pipeline", OTHER, "", "restarts", "restarts"),
+    ("pipeline", "pipeline", OTHER, "overwrite", "replaces", "replaces"),
+]
+
+
+def in_a_killed_process(act: Callable[[], object]) -> None:
+    """Whatever it holds is free again."""
+    if (child := os.fork()) == 0:
+        try:
+            act()
+        finally:
+            os._exit(0)
+    os.waitpid(child, 0)
+
+
+@pytest.mark.parametrize("place", ["local", "gs"])
+@pytest.mark.parametrize(("first", "second", "plan", "flag", "here", "in_a_store"), RULES)
+def test_who_may_write(
+    first: str, second: str, plan: object, flag: str, here: str, in_a_store: str, place: str, gcs: Gcs, tmp_path: Path
+) -> None:
+    output = str(tmp_path) if place == "local" else f"gs://{gcs.new_bucket()}"
+    expected = here if place == "local" else in_a_store
+    before, after = config(output), config(output, **({flag: True} if flag else {}))
+    locks = {run.context.id: VersionLock(run) for run in (before, after)}
+
+    def begin(run: Config, plan: object, is_command: bool) -> str:
+        if is_command:
+            locks[run.context.id].acquire()
+        return JobState(run).prepare(plan)
+
+    def begin_first() -> None:
+        begin(before, PLAN, first.endswith("command"))
+
+    if first == "killed command" and place == "local":
+        in_a_killed_process(begin_first)
+    else:
+        begin_first()
+    if expected in ("waits", "restarts"):
+        with pytest.raises(ClaimedError, match=WAIT if expected == "waits" else RESTART):
+            begin(after, plan, second == "command")
+        JobState(before).check()
+    else:
+        run = begin(after, plan, second == "command")
+        assert run == (before if expected == "joins" else after).context.id
+        assert begin(after, plan, is_command=False) == run, "a repeated step changes nothing"
+        JobState(after, run).check()
+        if expected == "replaces":
+            with pytest.raises(SupersededError, match="another job has taken over this version"):
+                JobState(before).check()
+    for one in locks.values():
+        one.release()
+
+
+def test_before_it_has_a_plan_a_command_keeps_pipelines_out(tmp_path: Path) -> None:
+    command = lock(tmp_path)
+    command.acquire()
+    with pytest.raises(ClaimedError, match=WAIT):
+        JobState(config(tmp_path)).prepare(PLAN)
+    command.release()
+    JobState(config(tmp_path)).prepare(PLAN)
+
+
+def test_a_killed_command_s_claim_on_a_version_that_is_published_goes_with_the_next_command(tmp_path: Path) -> None:
+    # It would have overwritten it, with other flags.
+    before, after = config(tmp_path, overwrite=True), config(tmp_path)
+    in_a_killed_process(lambda: (VersionLock(before).acquire(), Claim(before).acquire("plan")))
+    storage.open_storage(after.output).write(f"{after.dataset_url}/manifest.json", b"published")
+    JobState(after).clear()
+    assert plan_of(tmp_path) == "plan", "not by a pipeline: a command may just begin"
+    command = VersionLock(after)
+    command.acquire()
+    JobState(after).clear()
+    command.release()
+    assert list(make.files(tmp_path)) == ["photos/1.0.0/manifest.json"]
+    assert not JobState(after).has_leftovers()
+
+
+# --- commands
 
 HOLD = """
-import os, sys, time
+import sys, time
 from beam_pipeline.config import Config
-from beam_pipeline.dataset.claim import open_claim
-open_claim(Config(input="/in", output=sys.argv[1], name="photos")).acquire()
+from beam_pipeline.dataset.claim import VersionLock
+lock = VersionLock(Config(input="/in", output=sys.argv[1], name="photos"))
+lock.acquire()
 print("held", flush=True)
 time.sleep(600)
+"""
+# Nothing large is imported by a command that is refused, which so ends in its first second.
+WRITE = """
+import sys
+from beam_pipeline.cli.main import main
+code = main(sys.argv[1:])
+sys.exit(99 if "apache_beam" in sys.modules else code)
 """
 
 
@@ -55,120 +327,36 @@ def holder(output: Path) -> subprocess.Popen[str]:
     return child
 
 
-def test_a_second_job_is_told_by_whom_and_since_when(tmp_path: Path) -> None:
-    first, second = job(tmp_path), job(tmp_path)
-    first.acquire()
-    with pytest.raises(ImageShardsError, match=BY_ANOTHER + r": wait for it to finish$"):
-        second.acquire()
-    first.release()
-    assert not Path(claim_file(tmp_path)).exists()
-    second.acquire()
-    second.release()
-
-
 @pytest.fixture(scope="module")
 def few(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make.class_folders(tmp_path_factory.mktemp("few"), {"ant": 3})
 
 
-def test_no_command_touches_a_local_version_that_another_job_writes(few: Path, tmp_path: Path) -> None:
+COMMANDS = ((), ("--overwrite",), ("--restart",), ("--repair",), ("--seed", "1"), ("--direct_num_workers", "2"))
+
+
+def test_no_command_touches_a_local_version_that_another_one_writes(few: Path, tmp_path: Path) -> None:
     version = make.published(few, tmp_path)
-    commands = ((), ("--overwrite",), ("--restart",), ("--repair",))
     (version / "features.json").unlink()
     with holder(tmp_path) as child:
-        before = make.files(tmp_path)
-        for flags in commands:
-            finished = make.job(few, tmp_path, *flags)
-            assert finished.code == 1
-            assert f"is being written by another job (process {child.pid} on " in finished.err
-            assert make.files(tmp_path) == before
+        for is_published in (True, False):
+            before = make.files(tmp_path)
+            for flags in COMMANDS:
+                arguments = ["--input", str(few), "--output", str(tmp_path), "--name", "photos", *flags]
+                ended = subprocess.run([sys.executable, "-c", WRITE, *arguments], capture_output=True, text=True)
+                assert (ended.returncode, ended.stdout, ended.stderr.count("\n")) == (1, "", 1), ended.stderr
+                assert f"is being written by another job (process {child.pid} on " in ended.stderr
+                assert make.files(tmp_path) == before
+            if is_published:
+                (version / "manifest.json").unlink()
+        assert make.job(few, tmp_path, "--preflight", "--repair").code == 0, "what only reads may run"
+        assert make.job(few, tmp_path, "--plan_only").code == 0
         child.kill()
-    for flags in commands:
+    for flags in (("--repair",), *COMMANDS[1:3], ()):
         (version / "features.json").unlink(missing_ok=True)
         assert make.job(few, tmp_path, *flags).code == 0
         assert (version / "features.json").exists()
         assert not (tmp_path / "photos/_state").exists()
-
-
-def test_a_link_in_its_place_is_an_error_not_a_loop(tmp_path: Path) -> None:
-    path = Path(claim_file(tmp_path))
-    path.parent.mkdir(parents=True)
-    path.symlink_to(tmp_path / "missing" / "claim.json")
-    with pytest.raises(StorageError, match=r"claim\.json: too many levels of symbolic links"):
-        job(tmp_path).acquire()
-
-
-def at_once(threads: int, work: Callable[[str], None]) -> None:
-    """Calls `work` with a name of its own in each thread, all together."""
-    start = threading.Barrier(threads)
-    with ThreadPoolExecutor(threads) as pool:
-        list(pool.map(lambda name: (start.wait(), work(name)), map(str, range(threads))))
-
-
-def test_a_lock_is_never_held_on_a_deleted_file(tmp_path: Path) -> None:
-    was_alone: list[bool] = []
-    inside = threading.Lock()
-
-    def hold_and_release(_: str) -> None:
-        for _ in range(50):
-            one = job(tmp_path)
-            with suppress(ImageShardsError):
-                one.acquire()
-                was_alone.append(inside.acquire(blocking=False))
-                if was_alone[-1]:
-                    inside.release()
-                one.release()
-
-    at_once(4, hold_and_release)
-    assert len(was_alone) >= 4 and all(was_alone)
-    assert not Path(claim_file(tmp_path)).exists()
-
-
-# --- in an object store
-
-
-@pytest.fixture(params=["gs", "s3"])
-def bucket(request: pytest.FixtureRequest) -> str:
-    return f"{request.param}://{request.getfixturevalue('gcs' if request.param == 'gs' else 's3').new_bucket()}"
-
-
-def plan_of(output: str) -> str | None:
-    """The plan that is claimed."""
-    writer = job(output).holder()
-    return writer and writer.plan
-
-
-def test_jobs_of_one_plan_share_the_claim_and_another_is_told_by_whom_and_what_to_do(bucket: str) -> None:
-    first = job(bucket)
-    assert first.acquire("plan") == job(bucket).acquire("plan") == (first.holder().run, False)
-    line = " with other images or flags: wait until it is published, or restart=True discards what it has written$"
-    with pytest.raises(ImageShardsError, match=BY_ANOTHER + line):
-        job(bucket).acquire("other")
-    assert plan_of(bucket) == "plan"
-
-
-def test_a_job_whose_process_has_ended_is_told_as_ended(bucket: str, tmp_path: Path) -> None:
-    with subprocess.Popen(["true"]) as process:
-        process.wait()
-    ended = ClaimHolder("run", "plan", socket.gethostname(), process.pid, "then")
-    line = r"was begun by another job \(process .*, whose process has ended: if its job has, too, restart=True discards"
-    for output in (bucket, str(tmp_path)):
-        storage.open_storage(output).write(claim_file(output), document_bytes(ended))
-        with pytest.raises(ImageShardsError, match=line):
-            job(output).acquire("other")
-        assert job(output, restart=True).acquire("other")[1]
-
-
-def test_restart_and_overwrite_replace_the_claim_of_another_plan_once(bucket: str) -> None:
-    job(bucket).acquire("plan")
-    one = job(bucket, restart=True)
-    assert one.acquire("plan")[1], "--restart begins again, whatever is there"
-    assert not one.acquire("plan")[1], "a repeated step has it already: what it has written since stays"
-    assert job(bucket, restart=True).acquire("other")[1]
-    assert plan_of(bucket) == "other"
-    assert job(bucket, overwrite=True).acquire("third")[1]
-    assert plan_of(bucket) == "third"
-    assert not job(bucket, overwrite=True).acquire("third")[1], "a killed --overwrite resumes"
 
 
 def test_after_a_job_of_another_plan_died_the_command_names_restart_which_publishes(gcs: Gcs, few: Path) -> None:
@@ -176,42 +364,13 @@ def test_after_a_job_of_another_plan_died_the_command_names_restart_which_publis
     job(output).acquire("plan")
     finished = make.job(few, output)
     assert (finished.code, finished.err.count("\n")) == (1, 1)
-    assert finished.err.endswith("wait until it is published, or --restart discards what it has written\n")
+    assert finished.err.endswith("--restart (in Python restart=True) discards what it has written\n")
     assert make.job(few, output, "--restart").out.startswith("published")
     assert make.job(few, output, "--restart").out.startswith("already published")
     assert not any("_state" in file for file in gcs.names(name))
 
 
-def test_of_many_plans_at_once_one_is_claimed(bucket: str) -> None:
-    taken: list[str] = []
-
-    def compete(plan: str) -> None:
-        with suppress(ImageShardsError):
-            job(bucket).acquire(plan)
-            taken.append(plan)
-
-    at_once(8, compete)
-    assert taken == [plan_of(bucket)]
-
-
-def test_only_the_job_that_made_a_claim_gives_it_up(bucket: str) -> None:
-    first, second = job(bucket), job(bucket)
-    first.acquire("plan")
-    second.acquire("plan")
-    second.discard()
-    assert plan_of(bucket) == "plan"
-    first.discard()
-    first.discard()
-    assert plan_of(bucket) is None
-
-
-def test_a_claim_that_cannot_be_read_is_another_job_s(bucket: str) -> None:
-    storage.open_storage(bucket).write(claim_file(bucket), b"{")
-    with pytest.raises(ImageShardsError, match=r"by another job with other images or flags"):
-        job(bucket).acquire("plan")
-
-
 def test_a_run_survives_copies_of_its_configuration_and_is_no_part_of_it() -> None:
     one, other = (Config(input="/in", output="/out", name="x") for _ in range(2))
-    assert dataclasses.replace(one, seed=1).run_id == one.run_id != other.run_id
+    assert dataclasses.replace(one, seed=1).context.id == one.context.id != other.context.id
     assert one == other, "the same configuration"

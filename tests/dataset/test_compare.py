@@ -4,25 +4,44 @@ from __future__ import annotations
 
 import re
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
+import apache_beam as beam
+import msgspec
 import pytest
 
 from beam_pipeline import images, schema
 from beam_pipeline.config import Config
-from beam_pipeline.dataset.compare import Damage, compare
-from beam_pipeline.errors import UsageError
-from beam_pipeline.schema.manifest import Manifest, seal_manifest
+from beam_pipeline.dataset.compare import Comparison, Damage, compare, compare_listing
+from beam_pipeline.dataset.state import JobState
+from beam_pipeline.errors import ImageShardsError, UsageError
+from beam_pipeline.pipeline import graph
+from beam_pipeline.schema.job import ComparedInputs
+from beam_pipeline.schema.manifest import Content, Manifest, seal_manifest
 from tests import make
 from tests.dataset.conftest import again
 from tests.servers import Gcs
 
 
-def damage(photos: Path, version: Path, **more: object) -> Damage:
+def comparison_of(photos: Path, version: Path, **more: object) -> tuple[Config, Content]:
+    """What is compared: a command and a manifest."""
     values: dict[str, object] = {"input": str(photos), "output": str(version.parent.parent), "name": "photos"}
     flags = {"image_size": 24, "splits": "train=0.8,validation=0.2", "num_shards": 2}
-    manifest = Manifest("", make.manifest(version)).content
-    return compare(Config(**values | flags | more), manifest).damage
+    return Config(**values | flags | more), Manifest("", make.manifest(version)).content
+
+
+def in_job(config: Config, published: Content) -> ComparedInputs:
+    with beam.Pipeline(runner="FnApiRunner") as pipeline:
+        graph.build_comparison(pipeline, config, published.self_sha256)
+    return JobState(config).take(ComparedInputs)
+
+
+def damage(photos: Path, version: Path, **more: object) -> Damage:
+    config, published = comparison_of(photos, version, **more)
+    if config.repair:
+        return compare(config, published, in_job(config, published)).damage
+    return compare_listing(config, published).damage
 
 
 def assert_repaired(photos: Path, version: Path, original: Path, *flags: str) -> make.Finished:
@@ -53,22 +72,31 @@ def test_a_shard_of_another_size_is_damaged(photos: Path, version: Path) -> None
 
 def test_only_repair_reads_every_byte(photos: Path, version: Path) -> None:
     make.flip_byte(make.shard_files(version)[3])
+    make.flip_byte(version / "index/photos-train.tfrecord-00000-of-00002.idx")
+    make.flip_byte(version / "index/photos-train.tfrecord-00001-of-00002.records.npy")
     make.flip_byte(version / "features.json")
     assert damage(photos, version) == NONE
-    assert damage(photos, version, repair=True) == Damage(frozenset({("validation", 1)}), frozenset({"features.json"}))
+    corrupt = frozenset({("train", 0), ("train", 1), ("validation", 1)})
+    assert damage(photos, version, repair=True) == Damage(corrupt, frozenset({"features.json"}))
 
 
-OTHERS = ("class.labels.txt", "index/train.runs.npy", "index/photos-train.tfrecord-00000-of-00002.idx")
+OTHERS = ("class.labels.txt", "index/train.runs.npy")
+OF_SHARDS = (
+    "index/photos-train.tfrecord-00000-of-00002.idx",
+    "index/photos-validation.tfrecord-00001-of-00002.records.npy",
+)
 
 
 def test_other_files_that_are_cut_missing_or_too_many_are_damage(photos: Path, original: Path, version: Path) -> None:
     foreign = {"photos-train.tfrecord-00007-of-00009", "index/test.runs.npy"}
-    for name in OTHERS:
+    for name in (*OTHERS, *OF_SHARDS):
         (version / name).write_bytes((version / name).read_bytes()[:-1])
-    (version / "features.json").unlink()
+    for name in ("features.json", "index/photos-train.tfrecord-00001-of-00002.idx"):
+        (version / name).unlink()
     for name in foreign:
         (version / name).write_bytes(b"left over")
-    assert damage(photos, version) == Damage(frozenset(), frozenset({*OTHERS, "features.json"}), frozenset(foreign))
+    corrupt = frozenset({("train", 0), ("train", 1), ("validation", 1)})
+    assert damage(photos, version) == Damage(corrupt, frozenset({*OTHERS, "features.json"}), frozenset(foreign))
     finished = assert_repaired(photos, version, original)
     assert "and 2 unexpected files (index/test.runs.npy, photos-train.tfrecord-00007-of-00009)" in finished.err
 
@@ -161,15 +189,45 @@ def test_a_gzip_version_is_compared_and_repaired(photos: Path, tmp_path: Path) -
     assert make.files(version) == before
 
 
-def test_an_index_is_not_made_of_a_shard_whose_lengths_are_damaged(photos: Path, original: Path, version: Path) -> None:
-    shard = make.shard_files(version)[0]
-    make.flip_byte(shard, 1)
-    for index in (version / "index").glob("*.idx"):
-        index.unlink()
+def test_a_run_index_is_not_made_of_a_corrupt_record_table(photos: Path, original: Path, version: Path) -> None:
+    table = "index/photos-train.tfrecord-00001-of-00002.records.npy"
+    make.flip_byte(version / table)
+    (version / "index/train.runs.npy").unlink()
     finished = again(photos, version)
-    assert finished.code == 1
-    assert finished.err.endswith(f"error: shard {shard.name} is corrupt at byte 0: use --repair\n")
+    assert (finished.code, finished.err.splitlines()[-1]) == (1, f"error: {table} is corrupt: use --repair")
     assert_repaired(photos, version, original, "--repair")
+
+
+INPUTS: dict[str, Callable[[Path], object]] = {
+    "nothing": lambda folder: None,
+    "an image is new": lambda folder: shutil.copy(folder / "ant/0003.jpg", folder / "ant/x.jpg"),
+    "a class is new": lambda folder: shutil.copytree(folder / "ant", folder / "bat"),
+    "an image is gone": lambda folder: (folder / "cat/0007.jpg").unlink(),
+}
+
+
+@pytest.mark.parametrize("change", INPUTS)
+def test_a_job_lists_what_the_launcher_lists(photos: Path, version: Path, tmp_path: Path, change: str) -> None:
+    folder = Path(shutil.copytree(photos, tmp_path / "in", copy_function=shutil.copy2))
+    INPUTS[change](folder)
+    config, published = comparison_of(folder, version)
+    before = make.traces(version.parent.parent)
+    found = in_job(config, published)
+    assert make.traces(version.parent.parent).keys() == before.keys(), "it leaves nothing"
+
+    def outcome(compared: Callable[[], Comparison]) -> Comparison | str:
+        try:
+            return compared()
+        except ImageShardsError as error:
+            return str(error)
+
+    assert outcome(lambda: compare(config, published, found)) == outcome(lambda: compare_listing(config, published))
+
+
+def test_a_version_that_is_published_again_meanwhile_is_no_answer(photos: Path, version: Path) -> None:
+    config, published = comparison_of(photos, version)
+    with pytest.raises(Exception, match=r"was published again while it was compared: run the same command again"):
+        in_job(config, msgspec.structs.replace(published, self_sha256="0" * 64))
 
 
 # --- what was compared, and what wasn't
@@ -229,18 +287,14 @@ def test_in_a_bucket_checksums_of_the_listing_are_compared_and_a_flipped_bit_is_
     assert make.files(gcs.download(bucket, "out/photos/1.0.0", tmp_path / "now")) == make.files(original)
 
 
-@pytest.mark.parametrize(
-    ("layout", "flags"), [("class_folders", ("--duplicates", "drop")), ("class_folders", ()), ("manifest", ())]
-)
-def test_a_touched_image_is_warned_of_until_contents_are_compared(
-    photos: Path, tmp_path: Path, flags: tuple[str, ...], layout: str
-) -> None:
+@pytest.mark.parametrize("layout", ["class_folders", "manifest"])
+def test_a_touched_image_is_warned_of_until_contents_are_compared(photos: Path, tmp_path: Path, layout: str) -> None:
+    flags: tuple[str, ...] = ()
     folder = make.class_folders(tmp_path / "in", {"ant": 8, "bee": 8})
-    shutil.copy(folder / "ant" / "0001.jpg", folder / "ant" / "again.jpg")
     if layout == "manifest":
         rows = [f"{path.relative_to(folder)},{path.parent.name}\n" for path in sorted(folder.rglob("*.jpg"))]
         (tmp_path / "rows.csv").write_text("".join(["path,label\n", *rows]))
-        flags += ("--layout", "manifest", "--manifest", str(tmp_path / "rows.csv"))
+        flags = ("--layout", "manifest", "--manifest", str(tmp_path / "rows.csv"))
     version = make.published(folder, tmp_path / "out", *make.TWO_SPLITS, *flags)
     assert compared(folder, version, *flags)[1] == ""
     image = folder / "ant" / "0003.jpg"

@@ -20,8 +20,8 @@ from pytest import MonkeyPatch
 import reader
 from beam_pipeline import images, schema, storage
 from beam_pipeline.config import Config
-from beam_pipeline.dataset.claim import open_claim
 from beam_pipeline.dataset.publish import metadata_files, publish
+from beam_pipeline.dataset.sidecars import Sidecars
 from beam_pipeline.dataset.state import JobState
 from beam_pipeline.dataset.writer import ClaimedPlan, ShardWriter
 from beam_pipeline.errors import ImageShardsError
@@ -132,13 +132,10 @@ def test_the_plan_is_the_one_that_was_carried_out(version: Path, manifest: dict)
 Job = tuple[Config, ClaimedPlan]
 
 
-def write_shards(
-    photos: Path, output: str, shards_written: int = 2, has_launcher: bool = True, shards: int = 2, **more: Any
-) -> Job:
+def write_shards(photos: Path, output: str, shards_written: int = 2, shards: int = 2, **more: Any) -> Job:
     """A job of two shards which is not yet published."""
     flags = {"image_size": 24, "num_shards": shards} | more
     config = Config(input=str(photos), output=output, name="photos", **flags)
-    config = dataclasses.replace(config, has_launcher=has_launcher)
     refs = list(all_images(config))
     histogram = Histogram(0)
     for ref in refs:
@@ -146,8 +143,6 @@ def write_shards(
     split = plan_split(histogram, shards)
     parts = {"classes": ("ant", "bee", "cat"), "splits": {"train": split}, "codec": images.codec_versions()}
     plan = make.plan_of(configuration=config.fingerprint(), inputs="40-abc", **parts)
-    if has_launcher:
-        open_claim(config).acquire()
     claimed = ClaimedPlan(plan, JobState(config).prepare(plan))
     for index in range(shards_written):
         ShardWriter(config, claimed).write(
@@ -166,7 +161,7 @@ def test_publishing_removes_the_state(written: Job) -> None:
     config, plan = written
     manifest = publish(config, plan, Run(runner="none"))
     assert make.manifest(Path(config.dataset_url)) == json.loads(seal_manifest(manifest))
-    assert list(make.files(Path(JobState(config).url))) == ["claim.json"], "which the launcher holds"
+    assert not JobState(config).has_leftovers()
 
 
 NOT_WRITTEN = r"shard photos-train.tfrecord-00001-of-00002 was not written"
@@ -239,7 +234,7 @@ def test_a_repeated_publication_finds_its_own(written: Job) -> None:
 
 def join(config: Config, **more: bool) -> Config:
     """The configuration of another job."""
-    return dataclasses.replace(config, run_id=uuid.uuid4().hex, **more)
+    return dataclasses.replace(config, **more).in_run(id=uuid.uuid4().hex)
 
 
 def names(config: Config) -> set[str]:
@@ -281,8 +276,10 @@ def test_a_version_that_may_be_of_other_images_is_not_taken_for_ours(remote: Job
         ShardWriter(second, plan).write("train", 0, [])
 
 
-@pytest.mark.parametrize("method", ["sidecar", "check"])
-def test_a_job_whose_plan_is_published_meanwhile_ends_well(remote: Job, method: str, monkeypatch: MonkeyPatch) -> None:
+@pytest.mark.parametrize(("kind", "method"), [(Sidecars, "read"), (JobState, "check")])
+def test_a_job_whose_plan_is_published_meanwhile_ends_well(
+    remote: Job, kind: type, method: str, monkeypatch: MonkeyPatch
+) -> None:
     config, plan = remote
     calls: list[object] = []
 
@@ -291,7 +288,7 @@ def test_a_job_whose_plan_is_published_meanwhile_ends_well(remote: Job, method: 
         if len(calls) == 2:  # in the middle of it
             publish(join(config), plan, Run())
 
-    make.before(monkeypatch, JobState, method, publish_at_the_second)
+    make.before(monkeypatch, kind, method, publish_at_the_second)
     publish(config, plan, Run())
     assert len(calls) > 2
     assert not any("_state" in name for name in names(config))
@@ -313,7 +310,7 @@ def begin_again(config: Config, plan: ClaimedPlan, **more: bool) -> None:
 def test_a_local_job_whose_folder_another_one_has_deleted_says_so(
     photos: Path, tmp_path: Path, monkeypatch: MonkeyPatch
 ) -> None:
-    config, plan = write_shards(photos, str(tmp_path), has_launcher=False)
+    config, plan = write_shards(photos, str(tmp_path))
 
     def overwrite(*_: object) -> None:
         monkeypatch.undo()  # it lists files, too

@@ -22,7 +22,7 @@ RESULTS = {
 @pytest.fixture(scope="module")
 def url(tmp_path_factory: pytest.TempPathFactory) -> str:
     folder = tmp_path_factory.mktemp("examples") / "1.0.0"
-    return make_dataset(folder, {"train": [24, 16], "validation": [11]}, size=(16, 16), tables=True)
+    return make_dataset(folder, {"train": [24, 16], "validation": [11]}, size=(16, 16))
 
 
 @pytest.mark.soak
@@ -33,7 +33,7 @@ def test_an_example_that_is_killed_and_resumed_ends_with_the_same_weights(
     result, *modules = RESULTS[script]
     skip_without(*modules)
     check_resume(script, url, tmp_path, result, KERAS_BACKEND="tensorflow")
-    more_data = make_dataset(tmp_path / "2.0.0", {"train": [24, 17], "validation": [11]}, size=(16, 16), tables=True)
+    more_data = make_dataset(tmp_path / "2.0.0", {"train": [24, 17], "validation": [11]}, size=(16, 16))
     wrong = [(url, ("--seed", "1"), "seed"), (more_data, (), "dataset")]
     if script in ("train_grain.py", "train_jax.py"):
         wrong.append((url, ("--batch_size", "4"), "batch"))

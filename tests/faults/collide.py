@@ -1,10 +1,11 @@
-"""Starts two jobs together on one output, again and again.
+"""Starts two commands on one output, again and again.
 
-    python -m tests.faults.collide --runs 20
+    python -m tests.faults.collide --runs 50
 
-fails unless each time the bytes are those of a job alone and nothing else is left. On a local output exactly one of
-them publishes, and the other says that in one line; on gs:// both work on the same plan and end well. Every fourth time
-the first is killed, and a third command has to publish.
+fails unless each time the bytes are those of a command alone and nothing else is left. On a local output exactly one of
+them publishes, whatever their flags, and the other says in one line that it doesn't; on gs:// both work on one plan and
+end well. Every fourth time the first is killed, on a local output under another host name and in another pid space, and
+a third command has to publish, on a local output with other flags every second time.
 """
 
 from __future__ import annotations
@@ -12,9 +13,12 @@ from __future__ import annotations
 import argparse
 import random
 import re
+import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
 
 from beam_pipeline import sample_data
@@ -22,22 +26,44 @@ from tests import make, servers
 from tests.faults import jobs
 from tests.faults.jobs import Job, Output, Reference
 
+APART_S = (0.0, 0.3, 3.0)
+SLOWLY = ("--decode_threads", "1")  # so that the first runs when the second comes
+OTHER = ("--seed", "1")
+_MAX_REFUSAL_S = 10.0  # half a second on an idle machine; tests run on busy ones
 _REFUSED = re.compile(
     r"error: \S+/1\.0\.0 is being written by another job"
     r"( \(process \d+ on \S+, since .* UTC\))?: wait for it to finish\n"
 )
+_ELSEWHERE = ("unshare", "--uts", "--pid", "--fork", "sh", "-c", 'hostname elsewhere && exec "$@"', "sh")
+References = Mapping[tuple[str, ...], Reference]  # flags → what a command alone gives
 
 
-def collide(images: Path, output: Output, expected: Reference, apart_s: float, scratch: Path) -> str:
-    """Two jobs, begun `apart_s` apart; returns what was seen, or raises AssertionError."""
-    first = Job(images, output)
+@cache
+def elsewhere() -> tuple[str, ...]:
+    """What begins a command under another host name and in another pid space; nothing without the right to."""
+    is_allowed = subprocess.run([*_ELSEWHERE, "true"], capture_output=True).returncode == 0
+    return _ELSEWHERE if is_allowed else ()
+
+
+def collide(
+    images: Path, output: Output, expected: References, apart_s: float, scratch: Path, more: tuple[str, ...] = ()
+) -> str:
+    """Two commands, begun `apart_s` apart, the second with more flags; returns what was seen, or AssertionError."""
+    first = Job(images, output, more=SLOWLY)
     time.sleep(apart_s)
-    results = [job.result() for job in (first, Job(images, output))]
-    said = [_said(output, result) for result in results]
+    second, begun = Job(images, output, more=(*SLOWLY, *more)), time.monotonic()
+    result = second.result()
+    took_s = time.monotonic() - begun
+    results = first.result(), result
+    said = [_said(output, one) for one in results]
     assert "published" in said, results
-    assert output.server or said.count("published") == 1, results
-    expected.check(output, scratch)
-    return f"begun {apart_s:4.2f} s apart: {said[0]}, {said[1]}"
+    if output.server is None:
+        assert sorted(said) in (["published", "refused"], ["already published", "published"]), results
+        assert said[1] != "refused" or took_s < _MAX_REFUSAL_S, f"refused after {took_s:.1f} s"
+    winner = () if said[0] == "published" else more
+    expected[winner].check(output, scratch)
+    with_more = f" with {' '.join(more)}" * bool(more)
+    return f"begun {apart_s:4.2f} s apart{with_more}: {said[0]}, {said[1]}, which took {took_s:.2f} s"
 
 
 def _said(output: Output, result: make.Finished) -> str:
@@ -48,40 +74,57 @@ def _said(output: Output, result: make.Finished) -> str:
     return "already published" if result.out.startswith("already published") else "published"
 
 
-def take_over(images: Path, output: Output, expected: Reference, shards: int, scratch: Path) -> str:
-    """A job is killed after some shards, while a second one has begun; a third publishes, or it is AssertionError."""
-    first = Job(images, output)
+def take_over(
+    images: Path, output: Output, expected: References, shards: int, scratch: Path, more: tuple[str, ...] = ()
+) -> str:
+    """A command is killed after some shards, while a second one has begun; a third, with more flags, publishes.
+
+    On a local output the first is under another host name and in another pid space, if that is allowed.
+    """
+    first = Job(images, output, prefix=elsewhere() if output.server is None else ())
     first.wait_for("claim.json")
     second = Job(images, output)
     first.wait_for_shards(shards)
     first.kill()
-    said = [_said(output, second.result()), _said(output, Job(images, output).result())]
+    said = [_said(output, second.result())]
+    more = more if said == ["refused"] else ()
+    said += [_said(output, Job(images, output, more=more).result())]
     assert said[1] != "refused"
-    expected.check(output, scratch)
-    return f"first killed after {shards} of {jobs.SHARDS} shards: {said[0]}, then {said[1]}"
+    expected[more].check(output, scratch)
+    return f"first killed after {shards} of {jobs.SHARDS} shards: {said[0]}, then {' '.join((said[1], *more))}"
 
 
 def main() -> int:
     """The command."""
-    parser = argparse.ArgumentParser(description="Start two jobs on one output.")
+    parser = argparse.ArgumentParser(description="Start two commands on one output.")
     parser.add_argument("--runs", type=int, default=20, help="times on a local output, and as often on gs://")
+    parser.add_argument("--kinds", nargs="*", default=["local", "gs"])
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--images", type=int, default=300)
+    parser.add_argument("--images", type=int, default=1200, help="where the second command comes late")
     flags = parser.parse_args()
     chance, failures = random.Random(flags.seed), 0
+    if not elsewhere():
+        print("unshare isn't allowed here: nothing is killed under another host name", flush=True)
     with tempfile.TemporaryDirectory(prefix="collide-") as name, jobs.gcs_server(Path(name)) as server:
         folder = Path(name)
-        sample_data.draw_folder(folder / "images", images=flags.images, classes=5, broken=flags.images // 200)
-        images = folder / "images"
-        for kind in ("local", "gs"):
-            expected = jobs.reference(images, _place(folder, kind, 0, server), folder / f"{kind}-0-down")
+        few, many = folder / "few", folder / "many"
+        for images, count in ((few, 60), (many, flags.images)):
+            sample_data.draw_folder(images, images=count, classes=5, broken=count // 200)
+        for kind in flags.kinds:
+            choices = ((), OTHER) if kind == "local" else ((),)
+            expected = {
+                images: {more: _alone(folder, kind, images, server, more) for more in choices} for images in (few, many)
+            }
             for number in range(1, flags.runs + 1):
-                output, scratch = _place(folder, kind, number, server), folder / f"{kind}-{number}-down"
+                output, scratch = _place(folder, f"{kind}-{number}", server), folder / f"{kind}-{number}-down"
+                more, apart_s = choices[number // 4 % len(choices)], (*APART_S, None)[number % 4 - 1]
                 try:
-                    if number % 4:
-                        seen = collide(images, output, expected, chance.choice((0.0, chance.uniform(0, 1))), scratch)
+                    if apart_s is None:
+                        shards = chance.randrange(jobs.SHARDS)
+                        seen = take_over(many, output, expected[many], shards, scratch, more)
                     else:
-                        seen = take_over(images, output, expected, chance.randrange(jobs.SHARDS), scratch)
+                        images = few if apart_s < 1 else many
+                        seen = collide(images, output, expected[images], apart_s, scratch, more)
                 except AssertionError as error:
                     failures += 1
                     seen = f"FAILED: {error}"
@@ -90,12 +133,17 @@ def main() -> int:
     return 1 if failures else 0
 
 
-def _place(folder: Path, kind: str, number: int, server: str) -> Output:
+def _alone(folder: Path, kind: str, images: Path, server: str, more: tuple[str, ...]) -> Reference:
+    name = f"{kind}-{images.name}{len(more)}"
+    return jobs.reference(images, _place(folder, name, server), folder / f"{name}-down", more)
+
+
+def _place(folder: Path, name: str, server: str) -> Output:
     """A fresh output."""
-    if kind == "local":
-        return Output(str(folder / f"local-{number}"))
-    servers.Gcs(server).new_bucket(f"collide-{number}")
-    return Output(f"gs://collide-{number}", server)
+    if name.startswith("local"):
+        return Output(str(folder / name))
+    servers.Gcs(server).new_bucket(f"collide-{name}")
+    return Output(f"gs://collide-{name}", server)
 
 
 if __name__ == "__main__":

@@ -66,10 +66,17 @@ class Output:
 
 
 class Job:
-    """One command as a process group."""
+    """One command as a process group; `prefix` is a command that runs it."""
 
-    def __init__(self, images: Path, output: Output, mode: str = "in_memory", more: Sequence[str] = ()) -> None:
-        command = [sys.executable, "-m", "beam_pipeline", "--input", str(images), "--output", output.url]
+    def __init__(
+        self,
+        images: Path,
+        output: Output,
+        mode: str = "in_memory",
+        more: Sequence[str] = (),
+        prefix: Sequence[str] = (),
+    ) -> None:
+        command = [*prefix, sys.executable, "-m", "beam_pipeline", "--input", str(images), "--output", output.url]
         environment = {**os.environ, "PYTHONPATH": str(make.ROOT)}
         if output.server:
             environment["STORAGE_EMULATOR_HOST"] = output.server
@@ -128,9 +135,9 @@ class Reference(NamedTuple):
         assert frozenset(output.files()) == self.names, frozenset(output.files()) ^ self.names
 
 
-def reference(images: Path, output: Output, scratch: Path) -> Reference:
+def reference(images: Path, output: Output, scratch: Path, more: Sequence[str] = ()) -> Reference:
     """Run a job undisturbed."""
-    result = Job(images, output).result()
+    result = Job(images, output, more=more).result()
     assert result.code == 0, result
     return Reference(output.hash(scratch), frozenset(output.files()))
 

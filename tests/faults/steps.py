@@ -33,7 +33,7 @@ from tests.faults import jobs
 from tests.faults.jobs import VERSION, Output
 
 _FLAGS = ("--name", "photos", "--image_size", "8", "--splits", "train=0.5,validation=0.5", "--num_shards", "2")
-_MORE = ("--duplicates", "report", "--max_reject_fraction", "0.5")
+_MORE = ("--max_reject_fraction", "0.5")
 
 
 class Ended(NamedTuple):

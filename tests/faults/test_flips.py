@@ -19,7 +19,6 @@ def test_every_kind_of_file_takes_part(dataset: flips.Dataset) -> None:
     assert {flips.kind(path) for path in dataset.files()} == {
         "class.labels.txt",
         "dataset_info.json",
-        "duplicates.jsonl",
         "features.json",
         "manifest.json",
         "photos-tfrecord",

@@ -23,8 +23,17 @@ def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def expected(images: Path, tmp_path_factory: pytest.TempPathFactory) -> Reference:
-    output = Output(str(tmp_path_factory.mktemp("reference") / "out"))
-    finished = make.run("--input", images, "--output", output.url, *jobs.FLAGS)
+    return alone(images, tmp_path_factory.mktemp("reference"))
+
+
+@pytest.fixture(scope="module")
+def other(images: Path, tmp_path_factory: pytest.TempPathFactory) -> Reference:
+    return alone(images, tmp_path_factory.mktemp("other"), *collide.OTHER)
+
+
+def alone(images: Path, folder: Path, *more: str) -> Reference:
+    output = Output(str(folder / "out"))
+    finished = make.run("--input", images, "--output", output.url, *jobs.FLAGS, *more)
     assert finished.code == 0, finished.err
     return Reference(make.dataset_hash(Path(output.url) / jobs.VERSION), frozenset(output.files()))
 
@@ -89,9 +98,36 @@ def test_a_kill_between_publishing_and_tidying_leaves_nothing_after_the_same_com
     expected.check(output, tmp_path / "scratch")
 
 
-@pytest.mark.soak
-@pytest.mark.parametrize("remote", [False, True], ids=["local", "gs"])
-def test_two_jobs_begun_together_publish_the_bytes_of_one_alone(
-    gcs: Gcs, images: Path, expected: Reference, tmp_path: Path, remote: bool
+@pytest.mark.parametrize(("apart_s", "more"), [(0.0, ()), (0.3, collide.OTHER)], ids=str)
+def test_of_two_commands_one_publishes_and_the_other_says_at_once_that_it_does_not(
+    images: Path, expected: Reference, other: Reference, tmp_path: Path, apart_s: float, more: tuple[str, ...]
 ) -> None:
-    collide.collide(images, place(gcs, tmp_path, remote), expected, 0.0, tmp_path / "scratch")
+    both = {(): expected, collide.OTHER: other}
+    collide.collide(images, Output(str(tmp_path / "out")), both, apart_s, tmp_path / "scratch", more)
+
+
+@pytest.mark.parametrize("more", [(), collide.OTHER], ids=str)
+def test_after_a_kill_under_another_host_name_and_in_another_pid_space_any_command_goes_on(
+    images: Path, expected: Reference, other: Reference, tmp_path: Path, more: tuple[str, ...]
+) -> None:
+    if not collide.elsewhere():
+        pytest.skip("unshare isn't allowed here")
+    output = Output(str(tmp_path / "out"))
+    job = Job(images, output, prefix=collide.elsewhere())
+    job.wait_for_shards(3)
+    job.kill()
+    finished = output.finished_shards()
+    assert 3 <= len(finished) < 16, "killed too late to show anything"
+    result = Job(images, output, more=more).result()
+    assert (result.code, "error" in result.err) == (0, False), result
+    {(): expected, collide.OTHER: other}[more].check(output, tmp_path / "scratch")
+    assert more or finished.items() <= output.files().items(), "written again"
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize(("kind", "runs"), [("local", 50), ("gs", 4)])
+@pytest.mark.skipif(servers.fake_gcs_binary() is None, reason=servers.HOW_TO_ENABLE)
+def test_two_commands_begun_together_publish_the_bytes_of_one_alone(kind: str, runs: int) -> None:
+    command = [sys.executable, "-m", "tests.faults.collide", "--runs", str(runs), "--kinds", kind]
+    done = subprocess.run(command, cwd=make.ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr

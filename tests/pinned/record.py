@@ -2,9 +2,8 @@
 
     python tests/pinned/record.py [PHOTOS]
 
-The first `beam_pipeline` on PYTHONPATH is recorded; commit aafac01 made the JSON here, samples.json with the
-sample_data.py of today. Only command lines are used, in this process because their imports take 3 s. PHOTOS holds class
-folders; sizes and CRCs are all that is recorded of it.
+The first `beam_pipeline` on PYTHONPATH is recorded. Only command lines are used, in this process because their imports
+take 3 s. PHOTOS holds class folders; sizes and CRCs are all that is recorded of it.
 """
 
 from __future__ import annotations

@@ -8,7 +8,6 @@ import apache_beam as beam
 import pytest
 
 from beam_pipeline import Config
-from beam_pipeline.dataset.claim import open_claim
 from beam_pipeline.errors import ImageShardsError
 from beam_pipeline.inputs import limits
 from beam_pipeline.pipeline import graph
@@ -20,7 +19,7 @@ LINE = (
 )
 
 
-def machine(root: Path, groups: str, **files: str) -> str:
+def machine(root: Path, groups: str, **files: str) -> Path:
     """A made-up `/proc` and `/sys` with 1,000 KiB free: groups of the process, files of those with `__` for `/`."""
     (root / "proc/self").mkdir(parents=True)
     (root / "proc/meminfo").write_text("MemTotal: 99999999 kB\nMemAvailable: 1000 kB\n")
@@ -29,7 +28,7 @@ def machine(root: Path, groups: str, **files: str) -> str:
         path = root / "sys/fs/cgroup" / name.replace("__", "/").replace("memory_", "memory.")
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
-    return str(root)
+    return root
 
 
 NESTED = {
@@ -54,13 +53,13 @@ AT_THE_TOP = {"memory_max": "70000\n", "memory_current": "20000\n", "memory_stat
 def test_free_memory_is_the_least_that_the_machine_and_its_control_groups_leave(
     tmp_path: Path, groups: str, files: dict[str, str], free: int
 ) -> None:
-    assert limits.most_references(800, machine(tmp_path, groups, **files)) == free // 800
+    assert limits.free_memory_bytes(machine(tmp_path, groups, **files)) == free
 
 
 def test_a_system_that_does_not_say_sets_no_limit_and_this_one_has_memory(tmp_path: Path) -> None:
-    assert limits.most_references(800, str(tmp_path)) is None
+    assert limits.free_memory_bytes(tmp_path) is None
     limits.check(10**12, None)
-    most = limits.most_references(limits.IN_PROCESS_BYTES)
+    most = limits.max_references(limits.IN_PROCESS_BYTES)
     assert most is None or most > 10_000
 
 
@@ -68,10 +67,8 @@ def test_a_system_that_does_not_say_sets_no_limit_and_this_one_has_memory(tmp_pa
 def test_a_job_whose_references_do_not_fit_stops_with_one_line_and_writes_nothing(
     photos: Path, tmp_path: Path, most: int
 ) -> None:
-    config = Config(
-        input=str(photos), output=str(tmp_path), name="photos", image_size=24, most_references=most, has_launcher=True
-    )
-    open_claim(config).acquire()
+    config = Config(input=str(photos), output=str(tmp_path), name="photos", image_size=24)
+    config = config.in_run(max_references=most)
     job = beam.Pipeline(runner="FnApiRunner")
     graph.build(job, config, Run())
     if most == 40:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import json
 import logging
@@ -25,7 +24,6 @@ from hypothesis import strategies as st
 import beam_pipeline
 from beam_pipeline.config import Config
 from beam_pipeline.dataset import shard_queue
-from beam_pipeline.dataset.claim import open_claim
 from beam_pipeline.dataset.writer import ClaimedPlan
 from beam_pipeline.errors import ImageShardsError
 from beam_pipeline.inputs.folders import ListingSummary, all_images
@@ -159,7 +157,7 @@ def test_rows_are_compared_with_the_memory_before_they_are_grouped(
 ) -> None:
     monkeypatch.setattr(listing, "PAGE_REFS", 5)
     table = {"layout": "manifest", "manifest": str(manifest_of(photos, tmp_path)), "header": ("path", "label")}
-    rows = listing._read_rows(None, config(photos, tmp_path, most_references=12, **table))
+    rows = listing._read_rows(None, config(photos, tmp_path, **table).in_run(max_references=12))
     assert sum(len(page) for _, page in islice(rows, 2)) == 10
     with pytest.raises(ImageShardsError, match=r"15 images are listed, .* holds references of 12 only"):
         next(rows)
@@ -230,8 +228,6 @@ def test_counters_have_units_and_add_up(photos: Path, tmp_path: Path, monkeypatc
         (folder / name).write_bytes(b"bad")
     (folder / "empty").mkdir()
     some = config(folder, tmp_path / "out", num_shards=2, max_reject_fraction=0.1)
-    some = dataclasses.replace(some, has_launcher=True)
-    open_claim(some).acquire()
     job = beam.Pipeline(options=PipelineOptions(IN_PROCESS))
     graph.build(job, some, Run())
     result = job.run()

@@ -255,14 +255,6 @@ def test_a_plan_has_every_image_and_is_the_same_from_any_parts() -> None:
     assert plan_job(total, config(num_shards=3), summary, []).sha256 == plan.sha256
 
 
-def test_a_dropped_duplicate_takes_no_bytes_but_changes_the_plan() -> None:
-    summary = ListingSummary()
-    dropped = [REFS[0]._replace(duplicate_of=b"a/4"), *REFS[1:]]
-    one, other = (plan_job(sizes_of(refs), config(num_shards=1), summary, []) for refs in (REFS, dropped))
-    assert one.splits["train"].estimated_bytes - other.splits["train"].estimated_bytes == (1 << 20) - 1
-    assert one.dropped != other.dropped
-
-
 def test_a_job_without_an_image_in_train_ends() -> None:
     with pytest.raises(ImageShardsError, match=r"no image is in split 'train' \(found test\): see --splits and"):
         plan_job(sizes_of(REFS[1:4]), config(), ListingSummary(), [])

@@ -92,9 +92,10 @@ def make_dataset(
     columns: Columns = (),
     classes: Sequence[str] = CLASSES,
     record: Callable[[str, int], tuple[int, bytes]] | None = None,
-    tables: bool = False,
 ) -> str:
     """Write a dataset whose shards hold the given numbers of records, and return its folder.
+
+    Its record tables have order key, bytes, class, and the columns that hold one number.
 
     Args:
         folder: new folder of the version.
@@ -102,7 +103,6 @@ def make_dataset(
         size, size_of: (height, width) of every image, or of each by its number in the split.
         columns: further features: name, dtype, whether it is a list, encoder, and a record's values by its number.
         record: makes a record's class and bytes from its split and its number there, in place of `make_record`.
-        tables: whether to write record tables: bytes, class, and the columns that hold one number.
     """
 
     def drawn(split: str, number: int) -> tuple[int, bytes]:
@@ -128,7 +128,8 @@ def make_dataset(
                 records.append(schema.frame(made))
                 class_counts[label] += 1
                 values = {column_name(one): of(number)[0] for one, _, is_list, _, of in columns if not is_list}
-                for key, value in {"bytes": len(records[-1]), "class": label, **values}.items():
+                row = {"order_key": number, "bytes": len(records[-1]), "class": label, **values}
+                for key, value in row.items():
                     rows_of[key].append(value)
                 number += 1
             data = b"".join(records)
@@ -142,13 +143,12 @@ def make_dataset(
                 data = packer.compress(data) + packer.flush()
             (folder / name.file).write_bytes(data)
             entry = {"file": name.file, "records": count, "bytes": len(data), "crc32c": google_crc32c.value(data)}
-            if tables:
-                numbers = [(one, kind) for one, kind, is_list, *_ in columns if kind != "bytes" and not is_list]
-                kinds = {column_name(one): np.dtype(kind).str for one, kind in numbers}
-                kinds = {"bytes": COLUMNS["bytes"], "class": COLUMNS["class"], **kinds}
-                table = table_bytes(kinds, {key: rows_of[key] for key in kinds})
-                (folder / schema.table_file(name.file)).write_bytes(table)
-                entry["table"] = builtins_of(file_sums(table))
+            numbers = [(one, kind) for one, kind, is_list, *_ in columns if kind != "bytes" and not is_list]
+            kinds = {key: COLUMNS[key] for key in ("order_key", "bytes", "class")}
+            kinds |= {column_name(one): np.dtype(kind).str for one, kind in numbers}
+            table = table_bytes(kinds, {key: rows_of[key] for key in kinds})
+            (folder / schema.table_file(name.file)).write_bytes(table)
+            entry["table"] = builtins_of(file_sums(table))
             shards.append({**entry, "images": count, "listing_fingerprint": "0" * 32, "content_fingerprint": "0" * 32})
         if compression == "none":
             buffer = io.BytesIO()

@@ -26,9 +26,9 @@ from tests.reading.without import run_without
 
 FRAMEWORKS = "tensorflow,jax,torch,keras,apache_beam"
 NAMES = """
-DatasetInfo Position TrainOptions __version__ as_jax as_tf as_torch augment bench copy decode diff eval_batches
-eval_dataset evaluate image_files_dataset index keras load_info load_run predict record_dataset records rejects show
-train train_batches train_dataset verify
+DatasetInfo Position TrainOptions __version__ as_jax as_tf as_torch augment bench decode diff duplicates
+eval_batches eval_dataset evaluate image_files_dataset index keras load_info load_run predict record_dataset records
+rejects show train train_batches train_dataset verify
 """
 
 
@@ -122,9 +122,9 @@ def test_a_verb_is_a_function_whatever_was_imported_before() -> None:
     for name in (
         "verify",
         "rejects",
+        "duplicates",
         "diff",
         "index",
-        "copy",
         "show",
         "bench",
         "decode",
@@ -290,7 +290,7 @@ def test_boxes_whose_pixels_are_moved_are_a_warning(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, moved: bool, build: Any
 ) -> None:
     warn_once.cache_clear()
-    url = make_dataset(tmp_path / "1.0.0", {"train": [12]}, columns=BOX_COLUMNS, tables=True)
+    url = make_dataset(tmp_path / "1.0.0", {"train": [12]}, columns=BOX_COLUMNS)
     columns = [name for name, *_ in BOX_COLUMNS]
     for _ in range(2):
         size = {"global_batch_size": 6} if "global_batch_size" in inspect.signature(build).parameters else {}

@@ -36,9 +36,7 @@ def info(tmp_path_factory: pytest.TempPathFactory) -> reader.DatasetInfo:
         return label, shards.image_example(image=IMAGES["jpeg"], size=(8, 8), **path)
 
     folder = tmp_path_factory.mktemp("balance") / "1.0.0"
-    return reader.load_info(
-        shards.make_dataset(folder, {"train": SHARDS}, size=(8, 8), classes=NAMES, record=record, tables=True)
-    )
+    return reader.load_info(shards.make_dataset(folder, {"train": SHARDS}, size=(8, 8), classes=NAMES, record=record))
 
 
 def seeds_of(batch: Any) -> list[tuple[int, int]]:

@@ -16,10 +16,9 @@ import pytest
 from PIL import Image
 
 from beam_pipeline import storage
-from beam_pipeline.storage import usage
 from imageshards import main
 from reader.tools import bench
-from reader.tools.requests import SlowStorage
+from reader.tools.requests import Request, SlowStorage
 from reader.tools.trace import Trace, Tracer, draw
 from tests import make, servers
 from tests.reading.shards import make_dataset
@@ -104,7 +103,7 @@ def test_a_latency_is_waited_for_by_every_request_and_every_row_counts_its_reque
     assert main(["bench", folder, *few, *more]) == 0
     document = json.loads(capsys.readouterr().out)
     rows = {row["name"]: row for row in document["rows"]}
-    assert (document["latency_ms"], document["images"], document["epoch_images"]) == (5, 128, 160)
+    assert (document["latency_ms"], document["images"]) == (5, 128)
     assert not [name for name, row in rows.items() if "missing" in row]
     one, *_, ours = rows.values()
     assert 0 < one["images_per_s"] <= 200  # 5 ms each
@@ -116,7 +115,6 @@ def test_a_latency_is_waited_for_by_every_request_and_every_row_counts_its_reque
     assert ours["requests_per_1000"] == pytest.approx(
         1000 * 3 / 128, 1e-3
     )  # of 64 records each, in a shard of 100 and one of 60
-    assert ours["epoch_dollars"] == pytest.approx(0.0004 * 3 / 128 * 160 / 1000, abs=1e-6)
     assert rows["plain shards, interleave"]["requests_per_1000"] == pytest.approx(1000 * 8 / 128)
     first, last = document["traces"]
     assert len(first["lanes"]["reads"]) == len(first["lanes"]["decodes"]) == 1
@@ -138,29 +136,24 @@ print(result)
 
 
 def test_requests_outside_the_experiment_are_not_delayed(folder: str) -> None:
-    seen: list[tuple[float, float]] = []
-    usage.take()
-    with storage.wrapped(lambda store: SlowStorage(store, 0, lambda *read: seen.append(read))):
+    seen: list[Request] = []
+    with storage.wrapped(lambda store: SlowStorage(store, 0, seen.append)):
         inside = storage.open_storage(folder)
         assert inside.read(f"{folder}/manifest.json") and inside.names(folder)
         assert len([*inside.files(folder)]) > 2 and inside.stat(f"{folder}/manifest.json")
-        inside.delete(f"{folder}/none")  # is free
-    used = usage.take()
-    assert (used.lists_and_writes, used.reads, len(seen)) == (2, 2, 2)
-    assert used.bytes_read == Path(folder, "manifest.json").stat().st_size
+    assert [one.name for one in seen] == ["read_range", "names", "files", "stat"]
+    assert sum(one.bytes_read for one in seen) == Path(folder, "manifest.json").stat().st_size
     assert not isinstance(storage.open_storage(folder), SlowStorage)
 
 
-def test_a_bucket_s_requests_wait_and_are_counted_once(gcs: servers.Gcs) -> None:
-    bucket = gcs.new_bucket()
+def test_a_bucket_s_requests_wait_and_are_recorded_once(gcs: servers.Gcs) -> None:
+    bucket, seen = gcs.new_bucket(), list[Request]()
     gcs.put(bucket, "one", b"123")
-    usage.take()
-    with storage.wrapped(lambda store: SlowStorage(store, 0.01)):
-        slow, begin = storage.open_storage(f"gs://{bucket}"), time.perf_counter()
+    with storage.wrapped(lambda store: SlowStorage(store, 0.01, seen.append)):
+        slow = storage.open_storage(f"gs://{bucket}")
         assert slow.read(f"gs://{bucket}/one") == b"123" and slow.names(f"gs://{bucket}") == ["one"]
-    used = usage.take()
-    assert (used.lists_and_writes, used.reads, used.bytes_read) == (1, 1, 3)
-    assert time.perf_counter() - begin >= 0.02
+    assert [(one.name, one.bytes_read) for one in seen] == [("read_range", 3), ("names", 0)]
+    assert all(one.end - one.begin >= 0.01 for one in seen)
 
 
 def test_our_row_reads_as_many_images_as_the_experiment_says(

@@ -17,15 +17,18 @@ from beam_pipeline.schema.example import int64_feature
 from beam_pipeline.text import size_text
 from imageshards import main
 from reader.commands import parser
-from reader.tools.copy import dataset_hash
 from reader.tools.diff import KINDS, Difference
+from reader.tools.hash import dataset_hash
 from reader.tools.verify import Fault
 from tests import make
 from tests.make import ROOT
 from tests.reading.shards import make_dataset
 from tests.reading.without import run_without
 
-VERBS = ("info", "verify", "rejects", "diff", "show", "bench", "copy", "index", "train", "evaluate", "predict")
+VERBS = (
+    *("info", "verify", "rejects", "duplicates", "diff", "show", "bench", "index"),
+    *("train", "evaluate", "predict"),
+)
 
 
 @pytest.fixture(scope="module")
@@ -39,7 +42,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
         (["inf"], "unknown command 'inf': did you mean info?"),
         (["--json", "info", "x"], f"unknown command '--json': choose one of write, {', '.join(VERBS)}"),
         (["info"], "the following arguments are required: DATASET; see --help"),
-        (["copy", "x"], "the following arguments are required: DIR; see --help"),
         (["index", "x*"], "the following arguments are required: --out; see --help"),
         (["index", "--out", "x"], "the following arguments are required: PATTERN; see --help"),
         (["show", "x", "--width", "3"], "unknown flag '--width': see --help"),
@@ -82,8 +84,6 @@ def test_flags_may_be_anywhere_with_dashes_or_an_equals_sign(folder: str, capsys
     for arguments in (["--count=2", "--json", folder], [folder, "--json", "--count", "2"]):
         assert main(["show", *arguments]) == 0
         assert len(json.loads(capsys.readouterr().out)["records"]) == 2
-    assert main(["copy", folder, "/dev/null"]) == 2
-    assert capsys.readouterr().err == "error: /dev/null: it is a file; choose a folder\n"
 
 
 @pytest.mark.parametrize("verb", VERBS)
@@ -123,13 +123,12 @@ def test_only_training_needs_a_framework(folder: str, tmp_path: Path) -> None:
         tmp_path,
         f"info {folder} --hash",
         f"verify {folder}",
-        f"copy {folder} {tmp_path}/copy",
         f"show {folder} --out {tmp_path}/x.png",
         f"index {folder}/photos-train* --out {tmp_path}/index",
         f"bench {folder} --images 64 --repeats 1 --image-size 16 --chart {tmp_path}/c.png",
         f"train {folder} --out {tmp_path}/out",
     )
-    assert done.stdout.splitlines()[-1] == "[0, 0, 0, 0, 0, 0, 2]", done.stderr
+    assert done.stdout.splitlines()[-1] == "[0, 0, 0, 0, 0, 2]", done.stderr
     *runs, error = done.stderr.splitlines()
     assert error == "error: Keras is not installed: pip install 'imageshards[train]'"
     assert all(run.startswith(("warm-up: ", "repeat 1 of 1: ")) for run in runs)

@@ -12,8 +12,7 @@ import pytest
 import imageshards
 import reader
 from beam_pipeline import schema
-from beam_pipeline.errors import ImageShardsError, UsageError
-from beam_pipeline.schema.manifest import seal_manifest
+from beam_pipeline.errors import UsageError
 from tests import make
 
 FLAGS = ("--splits", "train=0.6,validation=0.4", "--num_shards", "train=4,validation=3")
@@ -72,6 +71,17 @@ def test_the_difference_is_that_of_a_list_made_by_hand(folder: Path, version: st
     assert set(difference.names["other_split"]) == other_split and difference.leaked == len(other_split) > 0
     assert difference.classes == {"beetle": (None, 2), "cat": (2, 3)}
     assert difference.configuration == ({"seed": (0, 7)} if version == "1.2.0" else {})
+
+
+def test_one_version_is_compared_with_the_one_before(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (folder / "1.0.5").mkdir()  # not published
+    for one, pair in ((folder, ("1.1.0", "1.2.0")), (folder / "1.1.0", ("1.0.0", "1.1.0"))):
+        difference = reader.diff(one)
+        assert (difference.a, difference.b) == tuple(f"{folder}/{version}" for version in pair)
+    (folder / "1.0.5").rmdir()
+    assert imageshards.main(["diff", f"{folder}/1.0.0"]) == 2
+    line = f"error: {folder}/1.0.0: no earlier version is published next to it: name the other version, too\n"
+    assert capsys.readouterr().err == line
 
 
 def names_of(version: Path) -> dict[str, str]:
@@ -179,17 +189,7 @@ def test_a_corrupt_record_is_one_line_with_its_file_and_the_command_that_finds_e
     assert capsys.readouterr() == ("", f"error: {found}\n")
 
 
-def test_what_has_no_tables_or_names_is_refused_in_a_line(folder: Path, tmp_path: Path) -> None:
-    old = shutil.copytree(folder / "1.0.0", tmp_path / "old")
-    manifest = make.manifest(old)
-    for split in manifest["splits"].values():
-        for shard in split["shards"]:
-            del shard["table"]
-    (old / "manifest.json").write_bytes(seal_manifest(manifest))
-    with pytest.raises(
-        ImageShardsError, match=r"old has no record tables, since it was written before there were any: write it"
-    ):
-        reader.diff(old, folder / "1.0.0")
+def test_what_has_no_names_is_refused_in_a_line(folder: Path, tmp_path: Path) -> None:
     reader.index(str(folder / "1.0.0" / "*.tfrecord-*"), tmp_path / "index")
     with pytest.raises(UsageError, match="its records were not written by imageshards, so they have no names"):
         reader.diff(tmp_path / "index", folder / "1.0.0")

@@ -63,8 +63,7 @@ def test_hosts_read_these_records_in_this_order_with_these_seeds(infos: Infos, k
 @golden("positions")
 def test_a_saved_position_goes_on_with_these_records(infos: Infos, kind: str, one: Any) -> None:
     info, made = infos[one["case"]["dataset"]], observe.position_of(infos[one["case"]["dataset"]], one["case"])
-    # These were recorded before a position held its step: the moves say it.
-    saved = reader.Position.from_json(json.dumps(json.loads(one["text"]) | {"format": 2, "step": made.step}))
+    saved = reader.Position.from_json(json.dumps(json.loads(one["text"]) | {"step": made.step}))  # the moves say it
     assert saved == made and reader.Position.from_json(saved.to_json()) == saved
     assert observe.observe_position(info, one["case"], saved) == one["seen"]
 

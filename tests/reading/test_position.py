@@ -88,7 +88,7 @@ def changed(**changes: Any) -> str:
         (changed(records=20), "224 records read of an epoch of 20"),
         (changed(global_batch_size=0), ">= 1"),
         (changed(source=5), "Expected `str`"),
-        (changed(format=3), "format"),
+        (changed(format=2), "format"),
     ],
     ids=lambda value: repr(value)[:60],
 )

@@ -113,5 +113,5 @@ def test_the_document_shows_every_way_to_read() -> None:
         assert f"imageshards.{name}" in text, name
     for layer in ("Normalization", "Discretization", "StringLookup", "Hashing", "HashedCrossing", "Embedding"):
         assert f"layers.{layer}(" in text, layer
-    for verb in ("info", "copy", "index", "show", "bench"):
+    for verb in ("info", "index", "show", "bench"):
         assert f"imageshards {verb} " in text, verb

@@ -312,7 +312,7 @@ IMPOSSIBLE: list[Any] = [
     {"position.phases": [[0, 16, 0, 0]]},
     {"position.global_batch_size": 0},
     {"position.step": -1},
-    {"position.format": 1},
+    {"position.format": 2},
     {"position.more": 1},
     3,
     "x\ny",

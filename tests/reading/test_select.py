@@ -5,7 +5,9 @@ from __future__ import annotations
 import itertools
 import json
 import pickle
+import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +22,7 @@ from beam_pipeline.storage.local import LocalStorage
 from imageshards import main
 from reader.position import Position
 from reader.runs import RunTable, SelectedTable
-from reader.select import select
+from reader.select import Columns, select
 from tests import servers
 from tests.reading import shards
 
@@ -32,7 +34,7 @@ COLUMNS = [("width", "int64", False, int64_feature, lambda number: [number % 7])
 @pytest.fixture(scope="module")
 def info(tmp_path_factory: pytest.TempPathFactory) -> reader.DatasetInfo:
     folder = tmp_path_factory.mktemp("select") / "1.0.0"
-    return reader.load_info(shards.make_dataset(folder, SHARDS, columns=COLUMNS, tables=True))
+    return reader.load_info(shards.make_dataset(folder, SHARDS, columns=COLUMNS))
 
 
 def train(info: Any, **options: Any) -> Any:
@@ -138,6 +140,19 @@ def test_only_the_columns_that_are_asked_for_are_read(
     assert sum(size for _, start, size in ranges if start) == 2 * 4 * 395  # class, then bytes
 
 
+def test_headers_of_several_tables_are_read_at_once(info: reader.DatasetInfo, monkeypatch: pytest.MonkeyPatch) -> None:
+    read_range, both = LocalStorage.read_range, threading.Barrier(2, timeout=20)
+
+    def waiting(self: LocalStorage, url: str, start: int, stop: int | None, out: memoryview | None = None) -> Any:
+        both.wait()  # breaks if one header is read after the other
+        return read_range(self, url, start, stop, out)
+
+    tables = [Columns(info, shard) for shard in info.splits["train"].shards[:2]]
+    monkeypatch.setattr(LocalStorage, "read_range", waiting)
+    with ThreadPoolExecutor(2) as pool:
+        assert len(list(pool.map(len, tables))) == 2
+
+
 @pytest.mark.parametrize(
     ("wanted", "local", "remote"),
     [
@@ -190,7 +205,7 @@ def test_the_function_is_not_pickled_only_its_mask(info: reader.DatasetInfo) -> 
 
 
 def test_a_corrupt_record_is_substituted_by_a_selected_one(tmp_path: Path) -> None:
-    url, _ = shards.flipped(tmp_path / "1.0.0", [100], 4, tables=True)  # a cat
+    url, _ = shards.flipped(tmp_path / "1.0.0", [100], 4)  # a cat
     batches = train(url, classes=["cat"], on_error="skip")
     for _ in range(2):
         for inputs, labels in batches:
@@ -245,7 +260,7 @@ def test_mistakes_are_one_line_with_the_fix(info: reader.DatasetInfo, options: d
 
 def test_a_class_without_records_is_a_class_and_alone_an_error(tmp_path: Path) -> None:
     names = (*shards.CLASSES, "yak")
-    url = shards.make_dataset(tmp_path / "1.0.0", {"train": [3, 30]}, classes=names, tables=True, record=_three)
+    url = shards.make_dataset(tmp_path / "1.0.0", {"train": [3, 30]}, classes=names, record=_three)
     assert train(url, classes=["dog", "yak"]).classes == ("dog", "yak")
     with pytest.raises(UsageError, match=r"^none of the 33 records of split 'train' is selected by classes=\['yak'\]$"):
         train(url, classes=["yak"])
@@ -258,20 +273,13 @@ def _three(split: str, number: int) -> tuple[int, bytes]:
     return number % 3, shards.make_record(number, (16, 24))
 
 
-def test_a_version_without_tables_says_what_to_do(tmp_path: Path) -> None:
-    url = shards.make_dataset(tmp_path / "1.0.0", SHARDS, columns=COLUMNS)
-    with pytest.raises(ImageShardsError) as error:
-        train(url, classes=["dog"])
-    assert str(error.value) == f"{url} has no record tables, since it was written before there were any: write it again"
-
-
 def test_gzip_and_a_table_that_is_missing_or_of_other_records_are_refused(
     tmp_path: Path, info: reader.DatasetInfo
 ) -> None:
     url = shards.make_dataset(tmp_path / "gzip" / "1.0.0", SHARDS, compression="gzip")
     with pytest.raises(ImageShardsError, match=r"is compressed with gzip, so .*: write it with --compression none$"):
         train(url, classes=["dog"])
-    url = shards.make_dataset(tmp_path / "other" / "1.0.0", SHARDS, columns=COLUMNS, tables=True)
+    url = shards.make_dataset(tmp_path / "other" / "1.0.0", SHARDS, columns=COLUMNS)
     first, second, *_ = sorted(Path(url, schema.INDEX_FOLDER).glob("*-train*.records.npy"))
     first.write_bytes(second.read_bytes())
     with pytest.raises(

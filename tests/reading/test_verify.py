@@ -236,7 +236,7 @@ def test_a_fault_reads_as_one_line() -> None:
     "flags",
     [
         ["--splits", "train=0.75,validation=0.25", "--num_shards", "train=3,validation=2", "--one_hot"],
-        ["--image_format", "png", "--image_size", "none", "--duplicates", "report"],
+        ["--image_format", "png", "--image_size", "none"],
         ["--compression", "gzip", "--channels", "1", "--image_size", "24"],
     ],
     ids=["splits", "png", "gzip"],

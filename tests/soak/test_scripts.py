@@ -18,7 +18,7 @@ TWO_DEVICES = "--xla_force_host_platform_device_count=2"
 @pytest.fixture(scope="module")
 def url(tmp_path_factory: pytest.TempPathFactory) -> str:
     folder = tmp_path_factory.mktemp("examples") / "1.0.0"
-    return make_dataset(folder, {"train": [24, 16], "validation": [11]}, size=(16, 16), tables=True)
+    return make_dataset(folder, {"train": [24, 16], "validation": [11]}, size=(16, 16))
 
 
 def test_two_processes_of_torchrun_of_which_one_is_killed_continue_together(url: str, tmp_path: Path) -> None:

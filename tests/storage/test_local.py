@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import re
 import shutil
@@ -11,6 +12,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -19,6 +21,7 @@ from hypothesis import strategies as st
 
 from beam_pipeline.errors import StorageError, UsageError
 from beam_pipeline.storage import ListedFile, is_local, join, normalize, open_storage, why_unusable
+from tests import make
 from tests.make import ODD_NAMES
 
 STORE = open_storage("/")
@@ -214,13 +217,78 @@ def test_a_folder_whose_files_may_not_be_looked_at_is_an_error_not_empty(tmp_pat
         os.chmod("cat", 0o755)
 
 
-def test_a_link_to_an_emptied_folder_stays(tmp_path: Path) -> None:
+def test_of_a_link_only_the_link_is_deleted(tmp_path: Path) -> None:
     (tmp_path / "disk").mkdir()
-    (tmp_path / "link").symlink_to("disk")
     (tmp_path / "disk" / "x").write_bytes(b"1")
-    for _ in range(2):  # then it is empty before
-        STORE.delete_tree(str(tmp_path / "link"))
-        assert list((tmp_path / "link").iterdir()) == []
+    (tmp_path / "top").mkdir()
+    for link in ("link", "top/link"):
+        (tmp_path / link).symlink_to(tmp_path / "disk")
+    for url in ("link", "top", "missing"):
+        STORE.delete_tree(str(tmp_path / url))
+    assert [*names_below(str(tmp_path))] == ["disk/x"]
+    assert os.listdir(tmp_path) == ["disk"]
+
+
+def test_a_file_is_created_once_and_replaced_and_deleted_only_as_it_was_found(tmp_path: Path) -> None:
+    url = str(tmp_path / "x")
+
+    def generation() -> str:
+        found = STORE.stat(url)
+        assert found
+        return found.generation
+
+    assert STORE.create(url, b"1") and STORE.create(url, b"1"), "the content is there"
+    assert not STORE.create(url, b"2")
+    first = generation()
+    assert STORE.write(url, b"2", first)
+    assert not STORE.write(url, b"3", first)
+    STORE.delete(url, first)
+    with open(tmp_path / "temporary", "xb") as file:
+        file.write(b"4")
+        assert not STORE.publish(file, url, "") and not STORE.publish(file, url, first)
+        assert STORE.read(url) == b"2"
+        assert STORE.publish(file, url, generation())
+    STORE.delete(url, generation())
+    STORE.delete(url, first)
+    assert not STORE.write(url, b"5", first), "it is gone"
+    assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.parametrize("change", ["create", "replace"])
+def test_of_many_threads_one_creates_or_replaces_a_file(tmp_path: Path, change: str) -> None:
+    url, done = str(tmp_path / "folder" / "x"), []
+    for _ in range(50):
+        found = STORE.stat(url)
+        generation = found.generation if found and change == "replace" else ""
+        start = threading.Barrier(4)
+
+        def write(number: int, generation: str = generation, start: threading.Barrier = start) -> None:
+            start.wait()
+            if STORE.write(url, b"%d" % number, generation):
+                done.append(number)
+
+        with ThreadPoolExecutor(4) as pool:
+            list(pool.map(write, range(4)))
+        assert [STORE.read(url)] == [b"%d" % number for number in done]
+        done.clear()
+        if change == "create":
+            STORE.delete(url)
+    assert os.listdir(tmp_path / "folder") in ([], ["x"])
+
+
+def test_without_hard_links_or_locks_a_file_is_still_created_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(errno.EPERM, "no such thing here")
+
+    monkeypatch.setattr("os.link", refuse)
+    monkeypatch.setattr("fcntl.flock", refuse)
+    url = str(tmp_path / "x")
+    assert STORE.create(url, b"1") and not STORE.create(url, b"2")
+    found = STORE.stat(url)
+    assert found and STORE.write(url, b"3", found.generation) and not STORE.write(url, b"4", found.generation)
+    assert make.files(tmp_path) == {"x": b"3"}
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ from tests.reading.shards import make_dataset
 @pytest.fixture(scope="session")
 def dataset(tmp_path_factory: pytest.TempPathFactory) -> str:
     folder = tmp_path_factory.mktemp("train") / "1.0.0"
-    return make_dataset(folder, {"train": [24, 16], "validation": [11]}, size=(16, 16), tables=True)
+    return make_dataset(folder, {"train": [24, 16], "validation": [11]}, size=(16, 16))
 
 
 @pytest.fixture(scope="module")

@@ -83,7 +83,7 @@ def test_without_a_validation_split_a_tenth_is_held_out_of_train(tmp_path: Path)
 
 def test_of_third_party_files_every_tenth_run_is_held_out(tmp_path: Path) -> None:
     for name, shards, held in (("runs", [600, 200], [*range(576, 600)]), ("few", [50], [9, 19, 29, 39, 49])):
-        url = make_dataset(tmp_path / name, {"train": shards}, size=(16, 16), tables=True)
+        url = make_dataset(tmp_path / name, {"train": shards}, size=(16, 16))
         info = load_info(url)
         info = dataclasses.replace(info, manifest=Manifest(url, {**info.manifest, FOREIGN_KEY: {}}))
         recipe = make_recipe(info, TrainOptions(class_weights="balanced"))
@@ -100,7 +100,7 @@ def test_of_third_party_files_every_tenth_run_is_held_out(tmp_path: Path) -> Non
 
 
 def test_the_classes_of_a_part_of_a_split_are_counted_by_its_record_tables(tmp_path: Path) -> None:
-    info = load_info(make_dataset(tmp_path / "1.0.0", {"train": [30, 10], "val": [3]}, size=(16, 16), tables=True))
+    info = load_info(make_dataset(tmp_path / "1.0.0", {"train": [30, 10], "val": [3]}, size=(16, 16)))
     for split, numbers in (
         ("train", range(40)),
         ("train[25:]", range(25, 40)),
@@ -231,25 +231,15 @@ def test_what_will_disappoint_is_warned_of(
     assert any(warning in line for line in warnings(info, make_recipe(info, TrainOptions(**options))))
 
 
-@pytest.mark.parametrize(
-    ("manifest", "warning"),
-    [
-        (
-            {"configuration": {"split_by": "(.*)_"}},
-            "train[90%:] is held out at random, so a group of --split_by may be",
-        ),
-        ({"duplicates": {"groups": 3}}, "train[90%:] is held out at random, and 3 groups of exact duplicates may be"),
-        ({"duplicates": {"groups": 3}, "configuration": {"duplicates": "drop"}}, ""),
-    ],
-)
-def test_images_that_belong_together_are_warned_of_if_a_part_is_held_out(
-    tmp_path: Path, manifest: dict[str, Any], warning: str
-) -> None:
+def test_images_that_belong_together_are_warned_of_if_a_part_is_held_out(tmp_path: Path) -> None:
     info = load_info(make_dataset(tmp_path / "1.0.0", {"train": [1200]}, size=(16, 16)))
-    info = dataclasses.replace(info, manifest=Manifest(info.url, {**info.manifest, **manifest}))
+    info = dataclasses.replace(
+        info, manifest=Manifest(info.url, {**info.manifest, "configuration": {"split_by": "(.*)_"}})
+    )
+    warning = "train[90%:] is held out at random, so a group of --split_by may be"
     fix = "in both parts: write the dataset with --splits, or give --eval_split none"
     lines = list(warnings(info, make_recipe(info, TrainOptions())))
-    assert [line.startswith(warning) and line.endswith(fix) for line in lines] == [True] * bool(warning)
+    assert [line.startswith(warning) and line.endswith(fix) for line in lines] == [True]
     assert not list(
         warnings(info, make_recipe(info, TrainOptions(train_split="train[:1100]", eval_split="train[-9:]")))
     )
@@ -281,7 +271,7 @@ def test_one_class_is_refused(
     tmp_path: Path, classes: list[str], train: int, options: dict[str, Any], message: str | None, is_index: bool
 ) -> None:
     splits = {"train": [train], "val": [3], "one": [1]}
-    info = load_info(make_dataset(tmp_path / "1.0.0", splits, size=(16, 16), classes=classes, tables=True))
+    info = load_info(make_dataset(tmp_path / "1.0.0", splits, size=(16, 16), classes=classes))
     if is_index:
         info = dataclasses.replace(info, manifest=Manifest(info.url, {**info.manifest, FOREIGN_KEY: {}}))
     if message is None:
@@ -293,7 +283,7 @@ def test_one_class_is_refused(
 
 
 def test_a_part_of_an_index_that_is_in_the_order_of_its_classes_is_refused_too(tmp_path: Path) -> None:
-    info = load_info(make_dataset(tmp_path / "1.0.0", {"train": [9]}, size=(16, 16), classes=["a", "b"], tables=True))
+    info = load_info(make_dataset(tmp_path / "1.0.0", {"train": [9]}, size=(16, 16), classes=["a", "b"]))
     info = dataclasses.replace(info, manifest=Manifest(info.url, {**info.manifest, FOREIGN_KEY: {}}))
     with pytest.raises(UsageError, match=r"train\[:1\] has one class, a; training needs two"):
         make_recipe(info, TrainOptions(train_split="train[:1]"))

@@ -87,7 +87,9 @@ def run_job(engine: Engine, images: str, output: str, logs: Path, fault: str = "
         Missing: the engine isn't here.
     """
     store = storage.open_storage(output)
-    store.delete_tree(output)
+    with suppress(FileNotFoundError):
+        for file in list(store.files(output)):
+            store.delete(storage.join(output, file.path))
     validation = shards // 4
     command = [sys.executable, "-m", "beam_pipeline", f"--input={images}", f"--output={output}", *_JOB]
     command += [f"--num_shards=train={shards - validation},validation={validation}"]

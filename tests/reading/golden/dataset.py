@@ -44,4 +44,4 @@ def make_dataset(folder: Path, name: str) -> str:
         return label, image_example(image=image, size=(8, 8), class_id=label, label=CLASSES[label], path=str(number))
 
     options = {"size": (8, 8), "image_format": image_format, "classes": CLASSES}
-    return shards.make_dataset(folder, splits, record=record, tables=True, **options)
+    return shards.make_dataset(folder, splits, record=record, **options)

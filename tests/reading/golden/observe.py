@@ -89,7 +89,7 @@ def observe_position(info: reader.DatasetInfo, case: Case, position: reader.Posi
         for host in range(way["hosts"]):
             options = {key: value for key, value in way.items() if key not in ("hosts", "steps", "window_runs")}
             begin, hosts = position, way["hosts"]
-            if way["window_runs"] != 16:  # which release 1 took for "as before"
+            if way["window_runs"] != 16:
                 begin = begin.on(hosts=hosts, **{key: way[key] for key in ("global_batch_size", "window_runs")})
             options |= {"host": (host, hosts), "seed": case["begin"]["seed"], "position": begin}
             seen.append(observe_train(info, {**case, "options": options, "steps": way["steps"]}))

@@ -1,0 +1,324 @@
+"""`duplicates`: which images of a dataset have the same bytes, by the MD5s of the record tables.
+
+Of the records only those are read whose paths are named.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from itertools import chain, islice
+from pathlib import Path
+from typing import IO, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from beam_pipeline import schema, storage
+from beam_pipeline.errors import UsageError
+from beam_pipeline.schema import canonical_json, example
+from beam_pipeline.schema.exclude import ListedImage
+from beam_pipeline.schema.manifest import FOREIGN_KEY, Shard, builtins_of
+from beam_pipeline.storage.causes import translating_os_errors
+from beam_pipeline.text import first_few, name_line, plural
+from reader.example import ImageFinder
+from reader.info import MAX_WINDOW_BYTES, DatasetInfo, as_info
+from reader.machine import cpu_count
+from reader.runs import Integers, InvalidRecordError, Piece, RunReader, RunTable
+from reader.select import Array, Selection
+
+_SHOWN_GROUPS, _SHOWN_PATHS = 20, 5
+_TABLES_AT_ONCE, _READS_AT_ONCE = 8, 32
+_BLOCK = 1 << 14  # records whose reads are submitted together
+Rows = npt.NDArray[np.void]
+# A record that has duplicates: its number among those of all splits, the numbers of its split and its class.
+_ROW = np.dtype([("row", "<i8"), ("split", "<i4"), ("label", "<u4")])
+
+
+@dataclass(frozen=True, slots=True)
+class DuplicateGroup:
+    """Images with the same bytes.
+
+    Attributes:
+        md5: of these bytes, in hexadecimal.
+        images: how many, at least 2.
+        splits, labels: that they are in.
+        paths: of the first five in the order of the records; `train[17:18]` for record 17 of third-party files.
+    """
+
+    md5: str
+    images: int
+    splits: list[str]
+    labels: list[str]
+    paths: list[str]
+
+    def __str__(self) -> str:
+        more = f" and {self.images - len(self.paths):,} more" if self.images > len(self.paths) else ""
+        across = [f"labels {first_few(self.labels)}"] * (len(self.labels) > 1)
+        across += [f"splits {', '.join(self.splits)}"] * (len(self.splits) > 1)
+        return f"{', '.join(self.paths)}{more}{' across ' * bool(across)}{' and '.join(across)}"
+
+
+@dataclass(frozen=True, slots=True)
+class Duplicates:
+    """What `duplicates` returns; true if there are any.
+
+    Attributes:
+        dataset: its URL.
+        compared: the `source` files' bytes, or those of the `stored` images of an index of third-party files.
+        records: how many images were compared.
+        groups, images: of images with the same bytes.
+        across_labels, across_splits: groups with several labels (contradictions), with several splits (leaks).
+        first: up to 20 groups across labels, up to 20 others across splits, and up to 20 of the rest, each by MD5.
+    """
+
+    dataset: str
+    compared: str
+    records: int
+    groups: int
+    images: int
+    across_labels: int
+    across_splits: int
+    first: list[DuplicateGroup]
+
+    def __bool__(self) -> bool:
+        return self.groups > 0
+
+    def __str__(self) -> str:
+        records, same = plural(self.records, "image"), f"the same {'stored ' * (self.compared == 'stored')}bytes"
+        if not self:
+            return f"no two of {records} have {same}"
+        lines = [
+            f"{plural(self.groups, 'group')} with {same}, {self.images:,} of {records}: {self.across_labels:,} across "
+            f"labels (contradictions), {self.across_splits:,} across splits (leaks)",
+            *(f"  {group}" for group in self.first),
+        ]
+        if more := self.groups - len(self.first):
+            lines.append(f"and {plural(more, 'more group')}")
+        return "\n".join(map(name_line, lines))
+
+
+def duplicates(url: DatasetInfo | str | os.PathLike[str], out: str | os.PathLike[str] | None = None) -> Duplicates:
+    """Find the images of a dataset whose source files have the same bytes; of an index, whose stored images have.
+
+    Takes about 40 bytes of memory per record; with `out`, 130 per image of a group if that is more.
+
+    Args:
+        url: what `load_info` returned, or the URL.
+        out: file or URL for a list of all groups that `imageshards write --exclude` reads: JSON Lines of `ListedImage`.
+            One image of a group is kept, the first path that isn't in split train, else the first; of a group with
+            several labels nothing is decided.
+
+    Raises:
+        UsageError: `out` can't be written.
+        ImageShardsError: the dataset has no record tables, or a file isn't what was published.
+    """
+    info = as_info(url)
+    splits = [name for name, split in info.splits.items() if split.records]
+    with nullcontext() if out is None else _published(os.fspath(out)) as file:
+        md5s, first, rows = _group(info, splits)
+        across_labels, across_splits = (_have_several(rows[name], first) for name in ("label", "split"))
+        kind = np.where(across_labels, 0, np.where(across_splits, 1, 2))
+        shown = np.concatenate([np.flatnonzero(kind == one)[:_SHOWN_GROUPS] for one in range(3)]).tolist()
+        some = (rows["row"][first[number] : first[number + 1]][:_SHOWN_PATHS] for number in shown)
+        named = np.sort(rows["row"] if file else np.concatenate([rows["row"][:0], *some]))
+        paths = _read_paths(info, splits, named)
+
+        def images(number: int, most: int | None = None) -> list[_Image]:
+            of = rows[first[number] : first[number + 1]][:most]
+            names = (paths[place] for place in np.searchsorted(named, of["row"]).tolist())
+            labels = (info.classes[label] for label in of["label"].tolist())
+            return list(map(_Image, names, (splits[one] for one in of["split"].tolist()), labels))
+
+        def described(number: int) -> DuplicateGroup:
+            of = rows[first[number] : first[number + 1]]
+            in_splits = [splits[one] for one in np.unique(of["split"]).tolist()]
+            labels = [info.classes[label] for label in np.unique(of["label"]).tolist()]
+            names = [image.name for image in images(number, _SHOWN_PATHS)]
+            return DuplicateGroup(md5s[number].tobytes().hex(), len(of), in_splits, labels, names)
+
+        if file:
+            for number in range(len(md5s)):
+                lines = _lines(md5s[number].tobytes().hex(), sorted(images(number)))
+                file.writelines(canonical_json(builtins_of(line)) for line in lines)
+    return Duplicates(
+        dataset=info.url,
+        compared="stored" if FOREIGN_KEY in info.manifest else "source",
+        records=sum(info.splits[name].records for name in splits),
+        groups=len(md5s),
+        images=len(rows),
+        across_labels=int(across_labels.sum()),
+        across_splits=int(across_splits.sum()),
+        first=list(map(described, shown)),
+    )
+
+
+class _Image(NamedTuple):
+    path: bytes
+    split: str
+    label: str
+
+    @property
+    def name(self) -> str:
+        return self.path.decode("utf-8", "surrogateescape")
+
+
+def _lines(md5: str, images: Sequence[_Image]) -> Iterator[ListedImage]:
+    """The lines of a group, whose images are in order of their paths."""
+    kept = next((image for image in images if image.split != "train"), images[0])
+    contrary = next((image for image in images if image.label != kept.label), None)
+    second = contrary or images[images[0] is kept]
+    for image in images:
+        other = second if image is kept or (contrary and image.label == kept.label) else kept
+        reason = f"same bytes as {other.name}"
+        if other.label != image.label:
+            reason += f", whose label is {other.label}"
+        elif other.split != image.split:
+            reason += f" of split {other.split}"
+        yield ListedImage(image.name, reason, md5, None if contrary else image is kept)
+
+
+# --- equal MD5s
+
+
+def _have_several(values: npt.NDArray[np.integer], first: Integers) -> npt.NDArray[np.bool_]:
+    """bool [groups]: whether the values of a group differ."""
+    is_other = np.append(values[1:] != values[:-1], False)  # than that of the next image
+    is_other[first[1:] - 1] = False
+    differ = np.zeros(len(first) - 1, np.bool_)
+    differ[np.searchsorted(first, np.flatnonzero(is_other), "right") - 1] = True
+    return differ
+
+
+def _group(info: DatasetInfo, splits: Sequence[str]) -> tuple[npt.NDArray[np.uint64], Integers, Rows]:
+    """The MD5s that several records have, ascending, as two numbers; where the records of each begin; and these."""
+    ends = np.cumsum([info.splits[name].records for name in splits])
+    high, low, label = _load(info, splits, int(ends[-1]))
+    row, first = equal_rows(high, low)
+    rows, heads = np.empty(len(row), _ROW), row[first[:-1]]
+    rows["row"], rows["split"], rows["label"] = row, np.searchsorted(ends, row, "right"), label[row]
+    return np.stack([high[heads], low[heads]], 1).astype(">u8"), first, rows
+
+
+def equal_rows(high: Array, low: Array) -> tuple[Integers, Integers]:
+    """The rows whose two numbers other rows have, too: group after group, ascending; and where each group begins."""
+    order = np.argsort(high)
+    ordered = high[order]
+    is_same = np.zeros(len(order) + 1, np.bool_)  # as the row before
+    is_same[1:-1] = ordered[1:] == ordered[:-1]
+    row = order[is_same[:-1] | is_same[1:]]
+    del order, ordered, is_same
+    row = row[np.lexsort((row, low[row], high[row]))]
+    is_first = np.ones(len(row) + 1, np.bool_)
+    is_first[1:-1] = (high[row[1:]] != high[row[:-1]]) | (low[row[1:]] != low[row[:-1]])
+    sizes = np.diff(np.flatnonzero(is_first))
+    row, sizes = row[np.repeat(sizes > 1, sizes)], sizes[sizes > 1]  # of others only the first number is equal
+    return row, np.concatenate(([0], np.cumsum(sizes)))
+
+
+def _load(info: DatasetInfo, splits: Sequence[str], records: int) -> tuple[Array, Array, Array]:
+    """Of all records the MD5's first and last 8 bytes as numbers, and the class id."""
+    high, low, label = np.empty(records, np.uint64), np.empty(records, np.uint64), np.empty(records, np.uint32)
+    is_index = FOREIGN_KEY in info.manifest
+
+    def read(shard: Shard, start: int) -> None:
+        table, of_shard = info.load_table(shard), slice(start, start + shard.records)
+        label[of_shard] = table["class"]
+        if not is_index:
+            high[of_shard], low[of_shard] = np.ascontiguousarray(table["source_md5"]).view(">u8").T
+
+    shards = [shard for name in splits for shard in info.splits[name].shards]
+    starts = np.cumsum([0, *(shard.records for shard in shards)]).tolist()
+    with ThreadPoolExecutor(_TABLES_AT_ONCE) as pool:
+        list(pool.map(read, shards, starts))
+    if is_index:
+        find = ImageFinder(info.image_key, info.class_key)
+        md5s = _read(
+            info.run_table("+".join(splits)),
+            lambda record: hashlib.md5(find(record)[0], usedforsecurity=False).digest(),
+        )
+        for start in range(0, records, _BLOCK):
+            halves = np.frombuffer(b"".join(islice(md5s, _BLOCK)), ">u8").reshape(-1, 2)
+            high[start : start + _BLOCK], low[start : start + _BLOCK] = halves.T
+    return high, low, label
+
+
+# --- records
+
+
+def _read_paths(info: DatasetInfo, splits: Sequence[str], rows: Integers) -> list[bytes]:
+    """The paths of some records, ascending numbers among those of all splits."""
+    records = [info.splits[name].records for name in splits]
+    if FOREIGN_KEY in info.manifest:
+        ends = np.cumsum(records)
+        places = np.searchsorted(ends, rows, "right")
+        numbers = rows - (ends - records)[places]
+        pairs = zip(places.tolist(), numbers.tolist(), strict=True)
+        return [f"{splits[place]}[{number}:{number + 1}]".encode() for place, number in pairs]
+    if not len(rows):
+        return []
+    mask = np.zeros(sum(records), np.bool_)
+    mask[rows] = True
+    classes = tuple(range(info.num_classes))
+    selection = Selection(len(mask), len(rows), np.packbits(mask).tobytes(), info.classes, classes)
+    table = selection.table(info, "+".join(splits))
+    return list(_read(table, lambda record: example.bytes_of(example.features_of(record)[schema.FILENAME_KEY])))
+
+
+def _read(table: RunTable, parse: Callable[[bytes], bytes]) -> Iterator[bytes]:
+    """What is parsed of each record of a table, in order; many are read at once, up to 256 MB.
+
+    Raises:
+        CorruptRecordError: names file, record and byte offset.
+    """
+    reader = RunReader(table)
+
+    def read(piece: Piece, indices: Integers) -> list[bytes]:
+        run, parsed = reader.read(piece), []
+        for index in indices.tolist():
+            try:
+                parsed.append(parse(run.record(index)))
+            except (KeyError, IndexError, ValueError) as error:
+                raise run.located(index, InvalidRecordError(f"it isn't an Example of this dataset ({error})")) from None
+        return parsed
+
+    threads = min(_READS_AT_ONCE if reader.is_remote else cpu_count(), MAX_WINDOW_BYTES // int(table.bytes.max()))
+    with ThreadPoolExecutor(max(1, threads), "reader-records") as pool:
+        for start in range(0, table.total, _BLOCK):
+            pieces, of, index = reader.pieces_of(np.arange(start, min(start + _BLOCK, table.total)))
+            indices = np.split(index, np.flatnonzero(np.diff(of)) + 1)
+            yield from chain.from_iterable(pool.map(read, pieces, indices))
+
+
+# --- the list
+
+
+@contextmanager
+def _published(out: str) -> Iterator[IO[bytes]]:
+    """A new file, which gets its name when it is complete. Raises UsageError if it can't be written."""
+    url = storage.normalize(out)
+    if why := storage.why_unusable(url, is_file=True) or "http:// can't be written to" * (
+        storage.scheme_of(url) == "http"
+    ):
+        raise UsageError(f"--out {out!r}: {why}")
+    store = storage.open_storage(url)
+    with tempfile.TemporaryDirectory() as scratch:
+        part = Path(f"{url}.part" if storage.is_local(url) else f"{scratch}/list")
+        try:
+            if storage.is_local(url) and os.path.isdir(url):
+                raise IsADirectoryError(None, "it is a folder")
+            part.parent.mkdir(parents=True, exist_ok=True)
+            part.touch()
+        except OSError as error:
+            raise UsageError(f"--out {out!r}: {error.strerror}; name a file that can be written") from None
+        try:
+            with part.open("w+b") as file, translating_os_errors(str(part), of_others=False):
+                yield file
+                store.publish(file, url)
+        finally:
+            part.unlink(missing_ok=True)

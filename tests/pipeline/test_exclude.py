@@ -1,0 +1,374 @@
+"""`--exclude`: the bytes of a job over an input without these images, on every way that an image takes into a job."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import unicodedata
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import apache_beam as beam
+import pytest
+from apache_beam.options.pipeline_options import PipelineOptions
+from apache_beam.testing.util import assert_that, equal_to
+
+from beam_pipeline import Config, ListImages, WriteDataset, schema
+from beam_pipeline.dataset.writer import ShardWriter
+from beam_pipeline.pipeline import graph
+from tests import make
+from tests.servers import BODY, Answer, Gcs, telling
+from tools.engines import pieces
+
+SPLITS = ("--splits", "train=0.7,validation=0.3", "--num_shards", "2")
+# A class that loses all its images stays, else the id of `cat` would move.
+GONE = ["ant/0003.jpg", "cat/kittens/0001.jpg", *(f"bee/{number:04d}.jpg" for number in range(13))]
+
+
+def line(path: str, **more: object) -> str:
+    return json.dumps({"path": path, **more}) + "\n"
+
+
+GROUPS = (
+    line("ant/0001.jpg", group="kept", keep=True, reason="exact duplicate")
+    + line("ant/0003.jpg", group="kept", distance=0)
+    + line("cat/kittens/0001.jpg", group="left out", keep=False)
+    + line("cat/0001.jpg", group="left out")
+    + "".join(line(path, group="all of it", keep=False) for path in GONE[2:4])
+    + "".join(line(path, keep=False) for path in GONE[4:6])
+    + "".join(map(line, GONE[6:]))
+    + line("ant/0005.jpg", keep=True)
+    + line("ant/0005.jpg")
+)
+LISTS: dict[str, bytes] = {
+    "plain.txt": "\n".join(GONE).encode(),
+    "no suffix": "\r\n \r\n".join(["", *(f"./{path}" for path in GONE), ""]).encode("utf-8-sig"),
+    "groups.jsonl": GROUPS.encode(),
+    "CRLF.JSONL": ("\n" + GROUPS).replace("\n", "\r\n").encode("utf-8-sig"),
+}
+
+
+def same_but_for_the_list(version: Path) -> dict[str, Any]:
+    """Every file that is the same each time; of the manifest all but how the command was written."""
+    files: dict[str, Any] = make.same_each_time(version)
+    data = json.loads(files.pop(schema.MANIFEST_FILE))
+    flags = {name: value for name, value in data["configuration"].items() if name not in ("exclude", "labels")}
+    return files | {"manifest": data | {"configuration": flags, "self_sha256": None}}
+
+
+def without(folder: Path, output: Path, gone: list[str], *flags: object) -> dict[str, Any]:
+    """What a job over a copy without these images writes, with all its classes."""
+    labels = output / "labels.txt"
+    shutil.copytree(folder, output / "in")
+    labels.write_text("ant\nbee\ncat\n")
+    for path in gone:
+        os.remove(os.fsencode(output / "in") + b"/" + schema.relative_path_bytes(path))
+    return same_but_for_the_list(make.published(output / "in", output / "out", *flags, "--labels_file", labels))
+
+
+def excluded(version: Path) -> dict[str, Any]:
+    """What run.json says of the list."""
+    return dict(json.loads((version / schema.RUN_FILE).read_bytes())["excluded"])
+
+
+@pytest.fixture(scope="module")
+def expected(photos: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    return without(photos, tmp_path_factory.mktemp("without"), GONE, *SPLITS)
+
+
+@pytest.fixture
+def gone(tmp_path: Path) -> Path:
+    """A list of `GONE`."""
+    (tmp_path / "gone.jsonl").write_text(GROUPS)
+    return tmp_path / "gone.jsonl"
+
+
+@pytest.mark.parametrize("name", LISTS)
+def test_the_bytes_are_those_without_the_images_and_all_classes_stay(
+    name: str, photos: Path, expected: dict[str, Any], tmp_path: Path
+) -> None:
+    (tmp_path / name).write_bytes(LISTS[name])
+    finished = make.job(photos, tmp_path / "out", *SPLITS, "--exclude", tmp_path / name)
+    assert finished.code == 0 and f"\n  15 images excluded by {tmp_path / name}\n" in finished.out, finished
+    version = tmp_path / "out/photos/1.0.0"
+    assert same_but_for_the_list(version) == expected
+    configuration = make.manifest(version)["configuration"]
+    assert excluded(version) == {
+        "list": str(tmp_path / name),
+        "sha256": configuration["exclude"],
+        "images": 15,
+        "unmatched": 0,
+        "unmatched_paths": [],
+    }
+
+
+# --- inputs
+
+
+def odd_names(folder: Path) -> list[str]:
+    """Both forms of a name are its images, and a name needn't be UTF-8."""
+    names = [unicodedata.normalize(form, "größe é.jpg") for form in ("NFC", "NFD")]
+    names.append(os.fsdecode(b"caf\xe9 \\ .jpg"))
+    for number, name in enumerate(names):
+        (folder / "ant" / name).write_bytes(make.encoded(make.picture(seed=100 + number)))
+    return [f"ant/{name}" for name in names]
+
+
+def split_folders(folder: Path) -> list[str]:
+    for split in ("train", "validation"):
+        (folder / split).mkdir()
+    for label in ("ant", "bee", "cat"):
+        shutil.copytree(folder / label, folder / "validation" / label)
+        (folder / label).rename(folder / "train" / label)
+    return ["train/ant/0001.jpg", *(f"validation/{path}" for path in GONE)]
+
+
+def by_rows(folder: Path) -> list[str]:
+    """Rows by full path too, some outside the input."""
+    files = [path.relative_to(folder) for path in sorted(folder.rglob("*.jpg"))]
+    rows = [f"{f'{folder}/' * (number % 2)}{path},{path.parts[0]},{number}" for number, path in enumerate(files)]
+    (folder.parent / "rows.csv").write_text("\n".join(["path,label,n:int64", *rows]))
+    return GONE
+
+
+INPUTS: dict[str, tuple[Callable[[Path], list[str]], tuple[str, ...]]] = {
+    "odd names": (odd_names, SPLITS),
+    "split folders": (split_folders, ("--layout", "split_class_folders")),
+    "stratified": (lambda folder: GONE, (*SPLITS, "--stratify")),
+    "manifest": (by_rows, (*SPLITS, "--layout", "manifest", "--manifest")),
+}
+
+
+@pytest.mark.parametrize(("kind", "suffix"), [*((kind, "jsonl") for kind in INPUTS), ("odd names", "txt")])
+def test_every_kind_of_input_loses_its_images_the_same_way(
+    kind: str, suffix: str, photos: Path, tmp_path: Path
+) -> None:
+    folder, (prepare, flags) = Path(shutil.copytree(photos, tmp_path / "in")), INPUTS[kind]
+    paths = prepare(folder)
+    listed = [unicodedata.normalize("NFC", path) for path in paths]
+    text = "".join(map(line, listed)) if suffix == "jsonl" else "".join(f"{path}\n" for path in listed)
+    (tmp_path / f"gone.{suffix}").write_text(text, errors="surrogateescape")
+    rows = [tmp_path / "rows.csv"] if flags[-1] == "--manifest" else []
+    version = make.published(folder, tmp_path / "out", *flags, *rows, "--exclude", tmp_path / f"gone.{suffix}")
+    (tmp_path / "without").mkdir()
+    if rows:  # of a file that is missing a row is a reject, so rows go, too
+        head, *others = rows[0].read_text().replace(str(folder), str(tmp_path / "without/in")).splitlines()
+        others = [row for row in others if not any(f"{path}," in row for path in paths)]
+        (tmp_path / "rows_left.csv").write_text("\n".join([head, *others]))
+        rows = [tmp_path / "rows_left.csv"]
+    assert same_but_for_the_list(version) == without(folder, tmp_path / "without", paths, *flags, *rows)
+    assert excluded(version)["images"] == len(paths)
+    assert excluded(version)["unmatched"] == 0
+
+
+def test_a_bucket_s_images_and_a_list_in_it_by_full_urls(
+    gcs: Gcs, photos: Path, expected: dict[str, Any], tmp_path: Path
+) -> None:
+    bucket = gcs.new_bucket()
+    gcs.put_folder(bucket, "in", photos)
+    gcs.put(bucket, "gone", "".join(f"gs://{bucket}/in/{path}\n" for path in GONE).encode())
+    url = f"gs://{bucket}"
+    finished = make.job(f"{url}/in", f"{url}/out", *SPLITS, "--exclude", f"{url}/gone")
+    assert finished.code == 0 and f"  15 images excluded by {url}/gone\n" in finished.out, finished
+    assert same_but_for_the_list(gcs.download(bucket, "out/photos/1.0.0", tmp_path)) == expected
+
+
+# --- engines
+
+
+def test_worker_processes_read_the_list(photos: Path, gone: Path, expected: dict[str, Any], tmp_path: Path) -> None:
+    gone.write_text(GROUPS + "".join(line(f"ant/{name}.jpg") for name in "zyxwv"))
+    command = [sys.executable, "-m", "beam_pipeline", f"--input={photos}", f"--output={tmp_path}/out", "--name=photos"]
+    command += ["--image_size=24", *SPLITS, f"--exclude={gone}", "--direct_running_mode=multi_processing"]
+    done = subprocess.run([*command, "--direct_num_workers=2"], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert same_but_for_the_list(tmp_path / "out/photos/1.0.0") == expected
+    in_process = make.job(photos, tmp_path / "other", *SPLITS, "--exclude", gone)
+    assert in_process.err == done.stderr, "the same three whichever worker listed what"
+    assert excluded(tmp_path / "other/photos/1.0.0") == excluded(tmp_path / "out/photos/1.0.0")
+
+
+@pytest.mark.parametrize("runner", ["FnApiRunner", "PrismRunner"])
+def test_transforms_in_a_pipeline_leave_them_out(
+    runner: str, photos: Path, gone: Path, expected: dict[str, Any], tmp_path: Path
+) -> None:
+    flags = [f"--runner={runner}"]
+    if runner == "PrismRunner":
+        if not (found := list(pieces.cache_folder().glob("prism-*/prism"))):
+            pytest.skip("make engines installs Prism")
+        flags += [f"--prism_location={found[-1]}", "--experiments=disable_prism_server_singleton"]
+    some = Config(
+        input=photos, output=tmp_path, name="photos", image_size=24, splits=SPLITS[1], num_shards=2, exclude=gone
+    )
+    left = sorted(make.files(photos).keys() - set(GONE))
+    with beam.Pipeline(options=PipelineOptions(flags)) as pipeline:
+        paths = pipeline | ListImages(some) | beam.Map(lambda ref: ref.path)
+        assert_that(paths, equal_to(left))
+        pipeline | WriteDataset(some)
+    assert same_but_for_the_list(tmp_path / "photos/1.0.0") == expected
+    assert excluded(tmp_path / "photos/1.0.0")["images"] == 15
+
+
+def test_the_graph_does_not_hold_the_list(photos: Path, tmp_path: Path) -> None:
+    sizes = set()
+    for lines in (1, 10_000):
+        (tmp_path / "gone.txt").write_text("a/1.jpg\n" * lines)
+        some = Config(input=photos, output=tmp_path, name="photos", exclude=tmp_path / "gone.txt").in_run(id="1")
+        pipeline = beam.Pipeline(runner="FnApiRunner")
+        pipeline | ListImages(some)
+        sizes.add(pipeline.to_runner_api().ByteSize())
+    assert max(sizes) - min(sizes) < 100
+
+
+# --- versions
+
+
+def test_a_cleaned_version_takes_the_other_images_from_the_one_before(
+    photos: Path, gone: Path, expected: dict[str, Any], tmp_path: Path
+) -> None:
+    make.published(photos, tmp_path, *SPLITS)
+    finished = make.job(photos, tmp_path, *SPLITS, "--version", "1.0.1", "--exclude", gone)
+    assert "\n  0 encoded, 25 taken from 1.0.0, 15 gone\n" in finished.out, finished
+    shards = [(path.name, path.read_bytes()) for path in make.shard_files(tmp_path / "photos/1.0.1")]
+    assert dict(shards) == {name: expected[name] for name, _ in shards}
+
+
+def test_a_published_version_is_that_of_its_list_wherever_it_lies(photos: Path, gone: Path, tmp_path: Path) -> None:
+    version, moved = make.published(photos, tmp_path, *SPLITS, "--exclude", gone), tmp_path / "moved.jsonl"
+    before, sha256 = make.files(version), make.manifest(version)["configuration"]["exclude"]
+    gone.rename(moved)
+    again = make.job(photos, tmp_path, *SPLITS, "--exclude", moved)
+    assert again.code == 0 and again.out.startswith("already published "), again
+    assert f"\n  15 images excluded by {gone}\n" in again.out, "as run.json says"
+    make.flip_byte(make.shard_files(version)[0])
+    repaired = make.job(photos, tmp_path, *SPLITS, "--exclude", moved, "--repair")
+    assert repaired.code == 0 and repaired.out.startswith("repaired "), repaired
+    assert make.files(version) == before
+
+    is_published = f"{version} is published with"
+    choose = "choose --version 1.0.1 or --overwrite"
+    of_then = f"{str(gone)!r} (SHA-256 {sha256[:12]}…)"
+    plain = make.job(photos, tmp_path, *SPLITS)
+    assert (plain.code, plain.err) == (2, f"error: --exclude none: {is_published} {of_then}; {choose}\n")
+    gone.write_text(GROUPS + line("ant/0000.jpg"))
+    other = make.job(photos, tmp_path, *SPLITS, "--exclude", gone)
+    assert other.code == 2 and other.err.endswith(f": {is_published} {of_then}; {choose}\n"), other
+    assert other.err.startswith(f"error: --exclude {str(gone)!r} (SHA-256 ")
+    assert make.files(version) == before
+
+
+def test_a_version_without_a_list_is_not_that_of_one(photos: Path, gone: Path, original: Path) -> None:
+    finished = make.job(photos, original.parent.parent, *make.TWO_SPLITS, "--exclude", gone)
+    end = f": {original} is published with none; choose --version 1.0.1 or --overwrite\n"
+    assert finished.code == 2 and finished.err.endswith(end), finished
+
+
+def test_a_job_that_stopped_goes_on_with_the_same_list_only(
+    photos: Path, gone: Path, expected: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stop(shards: int) -> None:
+        written: list[object] = []
+        monkeypatch.undo()
+        make.before(monkeypatch, ShardWriter, "write", lambda *_: written.append(1) if len(written) < shards else 1 / 0)
+
+    def plan() -> str:
+        return (tmp_path / "photos/_state/1.0.0/plan.json").read_text()
+
+    stop(shards=2)
+    assert make.job(photos, tmp_path, *SPLITS, "--exclude", gone).code == 1
+    first, finished = (
+        plan(),
+        {path: path.stat().st_mtime_ns for path in (tmp_path / "photos/1.0.0").glob("*.tfrecord*")},
+    )
+    assert len(finished) == 2
+    stop(shards=0)
+    assert make.job(photos, tmp_path, *SPLITS, "--exclude", gone).code == 1
+    assert plan() == first
+    gone.write_text(GROUPS + "\n")  # the same images by another file
+    assert make.job(photos, tmp_path, *SPLITS, "--exclude", gone).code == 1
+    assert plan() != first and not [path for path in finished if path.exists()]
+    gone.write_text(GROUPS)
+    stop(shards=2)
+    assert make.job(photos, tmp_path, *SPLITS, "--exclude", gone).code == 1
+    finished = {path: path.stat().st_mtime_ns for path in (tmp_path / "photos/1.0.0").glob("*.tfrecord*")}
+    monkeypatch.undo()
+    version = make.published(photos, tmp_path, *SPLITS, "--exclude", gone)
+    assert same_but_for_the_list(version) == expected
+    assert len(finished) == 2 and {path: path.stat().st_mtime_ns for path in finished} == finished, "written again"
+
+
+# --- what is said of a list
+
+
+def test_the_plan_and_its_estimate_are_without_them(photos: Path, gone: Path, tmp_path: Path) -> None:
+    gone.write_text(GROUPS + line("dog/1.jpg"))
+    finished = make.job(photos, tmp_path / "out", "--num_shards", "1", "--exclude", gone, "--plan_only")
+    lines = finished.out.splitlines()
+    assert finished.code == 0 and lines[0].startswith("train: 25 images in 1 shard"), finished
+    assert f"15 images excluded by {gone}" in lines
+    assert "1 path of --exclude without an image, such as 'dog/1.jpg'" in finished.out
+    assert "from 25 sampled images" in finished.out
+
+
+def test_paths_without_an_image_are_counted_and_three_named(photos: Path, gone: Path, tmp_path: Path) -> None:
+    # Also those that stay: of that group no image is left.
+    paths = ["nowhere/1.jpg", f"/else{photos}/ant/0001.jpg", "ant/0001.JPG", "ant"]
+    gone.write_text(line("ant/gone.jpg", group="1", keep=True) + line("ant/0001.jpg", group="1") + line("ant/0001.jpg"))
+    gone.write_text(gone.read_text() + "".join(map(line, paths * 2)))
+    finished = make.job(photos, tmp_path, *SPLITS, "--exclude", gone)
+    assert finished.code == 0 and f"  1 image excluded by {gone}\n" in finished.out, finished
+    found = excluded(tmp_path / "photos/1.0.0")
+    assert (found["images"], found["unmatched"], len(found["unmatched_paths"])) == (1, 5, 3)
+    assert set(found["unmatched_paths"]) < {*paths, "ant/gone.jpg"}
+    names = ", ".join(map(repr, found["unmatched_paths"]))
+    warning = f"5 paths of --exclude without an image, such as {names}: write paths below --input, such as cat/1.jpg"
+    assert f"warning: {warning}\n" in finished.err
+
+
+@pytest.mark.parametrize("layout", ["class_folders", "manifest"])
+def test_a_list_that_leaves_nothing_fails_as_an_empty_input(layout: str, photos: Path, tmp_path: Path) -> None:
+    folder, gone = Path(shutil.copytree(photos, tmp_path / "in")), tmp_path / "gone.txt"
+    gone.write_text("\n".join(make.files(folder)))
+    by_rows(folder)
+    flags = ["--layout", "manifest", "--manifest", tmp_path / "rows.csv"] if layout == "manifest" else []
+    finished = make.job(folder, tmp_path / "out", "--exclude", gone, *flags)
+    line = f"error: the input has no image: --exclude '{gone}' leaves out all 40: nothing is written\n"
+    assert (finished.code, finished.err) == (1, line)
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("change", ["gone", "changed", "malformed"])
+def test_a_worker_that_finds_another_list_fails_with_one_line(
+    change: str, photos: Path, gone: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sha256 = schema.sha256(gone.read_bytes())
+    acts: dict[str, Callable[..., object]] = {
+        "gone": lambda *_: gone.unlink(),
+        "changed": lambda *_: gone.write_text(GROUPS + "\n"),
+        "malformed": lambda *_: gone.write_text("no JSON"),
+    }
+    make.before(monkeypatch, graph, "build", acts[change])
+    finished = make.job(photos, tmp_path / "out", *SPLITS, "--exclude", gone)
+    assert (finished.code, finished.err) == (
+        1,
+        f"error: --exclude '{gone}': a worker doesn't find the list that the command read (SHA-256 {sha256[:12]}…): "
+        "put it back where every worker can read it, and run the same command again\n",
+    )
+
+
+def test_an_empty_list_leaves_nothing_out(photos: Path, tmp_path: Path) -> None:
+    (tmp_path / "gone.jsonl").write_bytes(b"")
+    version = make.published(photos, tmp_path, "--exclude", tmp_path / "gone.jsonl")
+    assert (excluded(version)["images"], make.manifest(version)["images"]) == (0, 40)
+
+
+def test_a_web_address_is_read_and_what_it_is_asked_with_not_kept(photos: Path, tmp_path: Path) -> None:
+    with telling(Answer(BODY, words="ant/0003.jpg\n")) as server:
+        url = f"{server.url}/gone.txt"
+        finished = make.job(photos, tmp_path, "--exclude", f"{url}?signature=secret")
+    assert finished.code == 0 and f"  1 image excluded by {url}\n" in finished.out, finished
+    assert "secret" not in (tmp_path / "photos/1.0.0/run.json").read_text()
