@@ -192,10 +192,11 @@ def engine(url: str, kind: str, threads: int, batch: int = BATCH) -> turns.Reade
     from reader import batches, order
     from reader.buffers import BufferPool
     from reader.engine import Cursor, Engine
+    from reader.rows import RecordRows
 
     info = reader.load_info(url)
     source = batches.open_source(info, "train")
-    rows = batches.RecordRows(info, StubDecoder(kind), {})
+    rows = RecordRows(info, StubDecoder(kind), {})
     steps = info.steps_per_epoch("train", batch)
     position = reader.train_batches(info, "train", global_batch_size=batch).start
     pool = BufferPool()

@@ -24,27 +24,19 @@ from beam_pipeline.errors import ImageShardsError, UsageError
 from beam_pipeline.schema.manifest import FOREIGN_KEY
 from reader import order
 from reader.augment import Augment
+from reader.balance import Balance, Weights, weigh
 from reader.buffers import BufferPool
 from reader.cache import open_cache
 from reader.engine import Batch, Cursor, Engine, Source
-from reader.example import ImageFinder
-from reader.features import Feature, note_boxes, pick_features, read_features, stacked, warn_once
+from reader.features import note_boxes, pick_features, stacked, warn_once
+from reader.hosts import AutoHost, Host, batch_size_of, integer, process_of_several, share_of_host
 from reader.info import DatasetInfo, as_info
 from reader.machine import cpu_count
 from reader.pixels import ImageDecoder
-from reader.position import (
-    WINDOW_RUNS,
-    AutoHost,
-    Host,
-    Phase,
-    Position,
-    batch_size_of,
-    integer,
-    process_of_several,
-    share_of_host,
-)
-from reader.runs import InvalidRecordError, Parsed, RunReader, SelectedTable
-from reader.select import Balance, Classes, Selection, Weights, Where, select, weigh
+from reader.position import WINDOW_RUNS, Phase, Position
+from reader.rows import RecordRows
+from reader.runs import RunReader, SelectedTable
+from reader.select import Classes, Selection, Where, select
 from reader.skips import Skips
 from reader.stream import BatchIterator, Element, State
 
@@ -55,43 +47,6 @@ ImageSize = int | tuple[int, int] | None
 Labels = Literal["int", "one_hot"]
 OnError = Literal["raise", "skip"]
 Cache = str | os.PathLike[str] | None
-
-
-class RecordRows:
-    """How a record of a dataset is parsed and decoded (see `runs.Rows`).
-
-    Args:
-        info: the dataset.
-        decode: (encoded image, row, seed) → None, fills the row: an `ImageDecoder`.
-        features: those that are read in addition to image and class.
-        labels: class id in the records → that of the batch, -1 for a class that isn't selected; None if they are equal.
-    """
-
-    def __init__(
-        self,
-        info: DatasetInfo,
-        decode: ImageDecoder,
-        features: Mapping[str, Feature],
-        labels: Sequence[int] | None = None,
-    ) -> None:
-        self._find = ImageFinder(info.image_key, info.class_key)
-        self._labels = range(info.num_classes) if labels is None else labels
-        self._features = features
-        self.decode: Callable[[Any, Any, int], Any] = decode
-        self.shape: tuple[int, int, int] | None = decode.shape
-
-    def parse(self, record: bytes) -> Parsed:
-        """(encoded image, class id, features) of a record. Raises InvalidRecordError."""
-        try:
-            encoded, label = self._find(record)
-            values = read_features(record, self._features) if self._features else ()
-        except ValueError as error:
-            raise InvalidRecordError(f"it isn't an Example with the dataset's features ({error})") from None
-        if not 0 <= label < len(self._labels):
-            raise InvalidRecordError(f"class {label}: there are {len(self._labels)}")
-        if self._labels[label] < 0:
-            raise InvalidRecordError(f"class {label} isn't selected, the record table has another one")
-        return encoded, self._labels[label], values
 
 
 class _Opened:

@@ -12,7 +12,7 @@ import numpy as np
 
 from beam_pipeline.errors import UsageError
 from reader.batches import Batches, EvalBatches, TrainBatches
-from reader.position import AutoHost
+from reader.hosts import AutoHost
 from reader.stream import BatchIterator, Element
 
 # One that is being copied while the next is decoded. More only costs the device's memory.

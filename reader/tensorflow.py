@@ -13,7 +13,7 @@ import tensorflow as tf
 from beam_pipeline.errors import UsageError
 from reader.batches import Batches, EvalBatches, eval_batches, train_batches
 from reader.features import Feature
-from reader.position import process_of_several
+from reader.hosts import process_of_several
 
 Arguments = ParamSpec("Arguments")
 

@@ -27,10 +27,10 @@ from beam_pipeline import storage
 from beam_pipeline.errors import ImageShardsError, UsageError
 from beam_pipeline.text import plural
 from reader import augment
+from reader.hosts import integer
 from reader.info import DatasetInfo, as_info
 from reader.machine import cpu_count
 from reader.pixels import ImageDecoder
-from reader.position import integer
 from reader.select import Classes, Selection, select
 from reader.tools import tutorial
 from reader.tools.checks import read_records

@@ -22,7 +22,8 @@ from beam_pipeline.storage.local import LocalStorage
 from imageshards import main
 from reader.position import Position
 from reader.runs import RunTable, SelectedTable
-from reader.select import Columns, select
+from reader.select import select
+from reader.tables import Columns
 from tests import servers
 from tests.reading import shards
 
