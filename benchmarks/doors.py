@@ -52,10 +52,13 @@ def tensorflow(url: str, is_cropped: bool = False) -> turns.Reader:
 
 
 def torch(url: str, is_cropped: bool = False) -> turns.Reader:
-    """`reader.torch.loader`."""
+    """A `DataLoader` over `as_torch`."""
+    from torch.utils.data import DataLoader
+
     import reader
 
-    return sizes(reader.torch.loader(reader.load_info(url), "train", batch_size=BATCH, **_options(is_cropped)))
+    batches = reader.train_batches(reader.load_info(url), "train", global_batch_size=BATCH, **_options(is_cropped))
+    return sizes(DataLoader(reader.as_torch(batches), batch_size=None))
 
 
 def jax(url: str) -> turns.Reader:
@@ -189,10 +192,11 @@ def engine(url: str, kind: str, threads: int, batch: int = BATCH) -> turns.Reade
     from reader import batches, order
     from reader.buffers import BufferPool
     from reader.engine import Cursor, Engine
+    from reader.rows import RecordRows
 
     info = reader.load_info(url)
     source = batches.open_source(info, "train")
-    rows = batches.RecordRows(info, StubDecoder(kind), {})
+    rows = RecordRows(info, StubDecoder(kind), {})
     steps = info.steps_per_epoch("train", batch)
     position = reader.train_batches(info, "train", global_batch_size=batch).start
     pool = BufferPool()

@@ -24,27 +24,19 @@ from beam_pipeline.errors import ImageShardsError, UsageError
 from beam_pipeline.schema.manifest import FOREIGN_KEY
 from reader import order
 from reader.augment import Augment
+from reader.balance import Balance, Weights, weigh
 from reader.buffers import BufferPool
 from reader.cache import open_cache
 from reader.engine import Batch, Cursor, Engine, Source
-from reader.example import ImageFinder
-from reader.features import Feature, note_boxes, pick_features, read_features, stacked, warn_once
+from reader.features import note_boxes, pick_features, stacked, warn_once
+from reader.hosts import AutoHost, Host, batch_size_of, integer, process_of_several, share_of_host
 from reader.info import DatasetInfo, as_info
 from reader.machine import cpu_count
 from reader.pixels import ImageDecoder
-from reader.position import (
-    WINDOW_RUNS,
-    AutoHost,
-    Host,
-    Phase,
-    Position,
-    batch_size_of,
-    integer,
-    process_of_several,
-    share_of_host,
-)
-from reader.runs import InvalidRecordError, Parsed, RunReader, SelectedTable
-from reader.select import Balance, Classes, Selection, Weights, Where, select, weigh
+from reader.position import WINDOW_RUNS, Phase, Position
+from reader.rows import RecordRows
+from reader.runs import RunReader, SelectedTable
+from reader.select import Classes, Selection, Where, select
 from reader.skips import Skips
 from reader.stream import BatchIterator, Element, State
 
@@ -55,43 +47,6 @@ ImageSize = int | tuple[int, int] | None
 Labels = Literal["int", "one_hot"]
 OnError = Literal["raise", "skip"]
 Cache = str | os.PathLike[str] | None
-
-
-class RecordRows:
-    """How a record of a dataset is parsed and decoded (see `runs.Rows`).
-
-    Args:
-        info: the dataset.
-        decode: (encoded image, row, seed) → None, fills the row: an `ImageDecoder`.
-        features: those that are read in addition to image and class.
-        labels: class id in the records → that of the batch, -1 for a class that isn't selected; None if they are equal.
-    """
-
-    def __init__(
-        self,
-        info: DatasetInfo,
-        decode: ImageDecoder,
-        features: Mapping[str, Feature],
-        labels: Sequence[int] | None = None,
-    ) -> None:
-        self._find = ImageFinder(info.image_key, info.class_key)
-        self._labels = range(info.num_classes) if labels is None else labels
-        self._features = features
-        self.decode: Callable[[Any, Any, int], Any] = decode
-        self.shape: tuple[int, int, int] | None = decode.shape
-
-    def parse(self, record: bytes) -> Parsed:
-        """(encoded image, class id, features) of a record. Raises InvalidRecordError."""
-        try:
-            encoded, label = self._find(record)
-            values = read_features(record, self._features) if self._features else ()
-        except ValueError as error:
-            raise InvalidRecordError(f"it isn't an Example with the dataset's features ({error})") from None
-        if not 0 <= label < len(self._labels):
-            raise InvalidRecordError(f"class {label}: there are {len(self._labels)}")
-        if self._labels[label] < 0:
-            raise InvalidRecordError(f"class {label} isn't selected, the record table has another one")
-        return encoded, self._labels[label], values
 
 
 class _Opened:
@@ -153,10 +108,8 @@ class Batches:
         self._moves_pixels = not is_stored or arguments.get("augment") is not None
         self._rows = RecordRows(info, decode, self.features, None if selection is None else selection.labels)
         self._convert: Callable[[RecordRows], RecordRows] | None = None
-        self._is_padded = True  # evaluation
         self._skips = Skips() if on_error == "skip" else None
-        self._first = 0, 0  # number of the first iteration, and how many of its steps come before `start`
-        self._next = [0]  # number of the iteration that is read next; one for a copy that is `light`, too
+        self._next = [State(start, 0)]  # where the next loop begins; shared with a copy that is `light`
         self._opened: _Opened | None = self._open()
         self._opened_elsewhere: Callable[[], _Opened | None] = lambda: None  # of the batches that this is `light` of
 
@@ -181,8 +134,7 @@ class Batches:
 
     def __reduce__(self) -> Any:  # another process opens the dataset itself
         arguments = {**self._arguments, **({"position": self.start} if self._is_training else {})}
-        state = {name: getattr(self, name) for name in ("_first", "_next", "_convert", "_is_padded")}
-        return _rebuilt, (type(self)._build, arguments, state)
+        return _rebuilt, (type(self)._build, arguments, {"_next": self._next, "_convert": self._convert})
 
     @property
     def skipped(self) -> int:
@@ -199,86 +151,96 @@ class Batches:
     def read_as(self, host: tuple[int, int]) -> None:
         """Read this host's part from here on."""
         self._arguments, self.given_host, (self.host, self.hosts) = {**self._arguments, "host": host}, host, host
-        size = self.start.global_batch_size
+        size, (before, step) = self.start.global_batch_size, (self.next_loop.position, self.next_loop.step)
         self.batch_size = batch_size_of(size, self.hosts)
         self.start = self.start.on(global_batch_size=size, hosts=self.hosts)
+        self._next = [State(before.on(global_batch_size=size, hosts=self.hosts), step)]
         if self._opened is not None:
             self._opened.rest = None, None
 
-    def at(self, position: Position) -> Self:
+    def at(self, position: Position, rest: bool = True) -> Self:
         """The same batches from another position on: files that are open stay open, nothing is checked again.
+
+        Args:
+            position: where the first loop begins.
+            rest: the first loop is the rest of the iteration that the position is in, counted in batches of the size
+                that it was made with; False for a full one, as all that follow.
 
         Raises:
             UsageError: it is another dataset's position, or of another seed than was given.
             ValueError: the batch can't be divided by the hosts.
         """
         moved = copy.copy(self)
-        moved.start = self._continued(position)
-        iteration = moved.start.batches_read // self.steps
-        moved._first, moved._next = (iteration, 0), [iteration]
+        moved._resume(position, None if rest else 0)
         return moved
 
-    def next_up(self) -> tuple[int, int]:
-        """(number of the iteration that is read next, its first step that isn't trained)."""
-        first, trained = self._first
-        return self._next[0], trained if self._next[0] == first else 0
-
-    def begin(self, iteration: int) -> None:
-        """Read this iteration next."""
-        self._next[0] = iteration
-
-    def end(self, iteration: int) -> None:
-        """The last batch of an iteration was handed out: the next one reads on behind it."""
-        self._next[0] = max(self._next[0], iteration + 1)
-
-    def state(self, iteration: int, step: int, batches: int = 0) -> State:
-        """The state so many batches after a step of an iteration."""
-        steps, odd = divmod(batches, self._replicas)
-        if odd:
-            raise UsageError(f"{odd} of {self._replicas} replicas have their batch of this step: save between steps")
-        step = min(step + steps, self.steps)
-        return State(self._position(iteration, step), iteration, step)
-
-    def state_at(self, step: Any) -> State:
-        """The state after a global step. Raises UsageError as `Position.at`."""
-        first, trained = self._first
-        steps = self.start.at(step).step - self.start.step + trained
-        return self.state(first + steps // self.steps, steps % self.steps)
-
     def restore(self, state: State) -> None:
-        """Stand where a state was saved; the next iteration is what is left of the one that it was in.
+        """Resume from a state: the next loop is the rest of the interrupted one.
 
         Raises:
             UsageError, ValueError: it was saved by other batches.
         """
-        start, steps = self._continued(state.position), self._steps_of(state.position.global_batch_size)
-        if state.step > steps:
-            raise UsageError(f"not a state of batches: step {state.step} of an iteration of {steps}")
-        self.start = start
-        # With another batch size an iteration has other steps: the same share of them is trained.
-        self._first, self._next = (state.iteration, -(-state.step * self.steps // steps)), [state.iteration]
+        self._resume(state.position, state.step)
 
-    def sizes(self, step: int, turn: tuple[int, int]) -> list[int]:
+    def _resume(self, position: Position, step: int | None) -> None:
+        """Begin the next loop at a step of an iteration; None for the one that the position counts to."""
+        start, steps = self._continued(position), self._steps_of(position.global_batch_size)
+        step = position.batches_read % steps if step is None else step
+        if step > steps:
+            raise UsageError(f"not a state of batches: step {step} of an iteration of {steps}")
+        # With another batch size an iteration has other steps: the same share of them is read, all if all were.
+        share = -(-step * self.steps // steps)
+        self.start, self._next = start, [State(start, share if step == steps else min(share, self.steps - 1))]
+
+    @property
+    def next_loop(self) -> State:
+        """Where the next loop begins."""
+        return self._next[0]
+
+    def check_full(self) -> None:
+        """Raise UsageError if the next loop is the rest of an iteration, for a framework that fixes its length."""
+        if step := self.next_loop.step:
+            raise UsageError(
+                f"the batches begin at step {step} of an iteration of {self.steps}, but tf.data and Keras need full "
+                "ones: give batches.at(position, rest=False), which begin at the same record"
+            )
+
+    def loop_after(self, begin: State) -> State:
+        """Where the loop begins that follows one from here."""
+        return State(self._position(begin, self.steps - begin.step), 0)
+
+    def end(self, begin: State) -> None:
+        """The last batch of the loop from here was handed out: the next one reads on behind it."""
+        if self.next_loop is begin:  # else another iterator has ended it, or a state was restored
+            self._next[0] = self.loop_after(begin)
+
+    def state(self, begin: State, batches: int) -> State:
+        """The state so many batches after another one."""
+        steps, odd = divmod(batches, self._replicas)
+        if odd:
+            raise UsageError(f"{odd} of {self._replicas} replicas have their batch of this step: save between steps")
+        return State(self._position(begin, steps), begin.step + steps)
+
+    def sizes(self, step: int, turn: tuple[int, int] = (0, 1)) -> list[int]:
         """Records of each batch that `read` yields."""
         sizes = self._sizes()[step * self._replicas :]
         return [size for size in sizes[turn[0] :: turn[1]] if size]
 
-    def read(
-        self, iteration: int, step: int, turn: tuple[int, int] = (0, 1), threads: int | None = None
-    ) -> Iterator[Element]:
-        """Batches of an iteration, from one of its steps on.
+    def read(self, begin: State, turn: tuple[int, int] = (0, 1), threads: int | None = None) -> Iterator[Element]:
+        """Batches of a loop.
 
         Args:
-            turn: (index, count): only every count-th of these, from number index on.
+            begin: where it begins.
+            turn: (index, count): only every count-th of them, from number index on.
             threads: that decode; None for one a core.
         """
         opened = self._opened or self._opened_elsewhere() or self._open()
-        sizes, (index, count) = self.sizes(step, turn), turn
-        (begin, cursor), opened.rest = opened.rest, (None, None)
-        if cursor is None or count > 1 or begin != self._position(iteration, step):
-            windows = self._windows(opened, iteration, step)
+        sizes, (index, count) = self.sizes(begin.step, turn), turn
+        (position, cursor), opened.rest = opened.rest, (None, None)
+        if cursor is None or count > 1 or position != begin.position:
+            windows = self._windows(opened, begin)
             if count > 1:
-                windows = order.turn(windows, self.sizes(step, (0, 1)), index, count)
+                windows = order.turn(windows, self.sizes(begin.step), index, count)
             cursor = Cursor(windows)
         more: dict[str, Any] = {"seed": self.start.seed, "for_training": self._is_training}
         with Engine(
@@ -288,7 +250,7 @@ class Batches:
                 batch = engine.next_batch()
                 if number == len(sizes):
                     if count == 1 and self._is_training:
-                        opened.rest = self._position(iteration + 1, 0), engine.cursor()
+                        opened.rest = self.loop_after(begin).position, engine.cursor()
                     opened.source.report()
                 yield self._arrays(batch)
 
@@ -344,16 +306,20 @@ class Batches:
             note_boxes(self.features, values)
         return {"image": batch.images, **values}, labels
 
+    def state_at(self, step: Any) -> State:
+        """The state after a step that the trainer counted."""
+        raise NotImplementedError
+
     def _steps_of(self, global_batch_size: int) -> int:
         """Steps of an iteration in batches of this size."""
         raise NotImplementedError
 
-    def _position(self, iteration: int, step: int) -> Position:
-        """Where a step of an iteration begins."""
+    def _position(self, state: State, steps: int) -> Position:
+        """Of the next record, so many steps after a state."""
         raise NotImplementedError
 
-    def _windows(self, opened: _Opened, iteration: int, step: int) -> Iterator[order.Window]:
-        """The records of an iteration from a step on, in order."""
+    def _windows(self, opened: _Opened, begin: State) -> Iterator[order.Window]:
+        """The records of a loop, in order."""
         raise NotImplementedError
 
 
@@ -390,6 +356,11 @@ class TrainBatches(Batches):
         """
         return self.start.at(step)
 
+    def state_at(self, step: Any) -> State:
+        """The state after a global step. Raises UsageError as `position_at`."""
+        position, (before, read) = self.position_at(step), (self.next_loop.position.step, self.next_loop.step)
+        return State(position, (read + position.step - before) % self.steps)
+
     def repeat(self) -> BatchIterator:
         """Iteration after iteration, without end."""
         return BatchIterator(self, is_endless=True)
@@ -397,16 +368,15 @@ class TrainBatches(Batches):
     def _steps_of(self, global_batch_size: int) -> int:
         return max(1, self.start.records // global_batch_size)
 
-    def _position(self, iteration: int, step: int) -> Position:
-        first, trained = self._first
-        return self.start.after((iteration - first) * self.steps + step - trained)
+    def _position(self, state: State, steps: int) -> Position:
+        return state.position.after(steps)
 
-    def _windows(self, opened: _Opened, iteration: int, step: int) -> Iterator[order.Window]:
+    def _windows(self, opened: _Opened, begin: State) -> Iterator[order.Window]:
         table = opened.source.reader.table
         epochs = order.each_once(table.first, table.mean_run)
         if opened.balance is not None:
             epochs = partial(opened.balance.draws, self.start.seed)
-        return order.train_windows(epochs, self._position(iteration, step), self.host)
+        return order.train_windows(epochs, begin.position, self.host)
 
 
 class EvalBatches(Batches):
@@ -414,11 +384,14 @@ class EvalBatches(Batches):
 
     _is_training = False
 
-    def without_padding(self) -> Self:
-        """The same in batches of nearly equal size, none of them padded."""
-        batches = copy.copy(self)
-        batches._is_padded = False
-        return batches
+    @property
+    def is_padded(self) -> bool:
+        """Whether all batches are full."""
+        return bool(self._arguments["pad"])
+
+    def state_at(self, step: Any) -> State:
+        """The state after a step of the evaluation, or of one evaluation after the other."""
+        return State(self.start, integer("step", step, 0) % self.steps)
 
     def _continued(self, position: Position) -> Position:
         super()._continued(position)
@@ -429,23 +402,23 @@ class EvalBatches(Batches):
     def _steps_of(self, global_batch_size: int) -> int:
         return -(-self.start.records // global_batch_size)
 
-    def _position(self, iteration: int, step: int) -> Position:
-        return self.start
+    def _position(self, state: State, steps: int) -> Position:
+        return state.position
 
     def _sizes(self) -> list[int]:
-        if self._is_padded:
+        if self.is_padded:
             return super()._sizes()
         start, stop = order.eval_share(self.start.records, self.hosts, self.host)
         return [(stop - start) // len(self) + (number < (stop - start) % len(self)) for number in range(len(self))]
 
-    def _windows(self, opened: _Opened, iteration: int, step: int) -> Iterator[order.Window]:
+    def _windows(self, opened: _Opened, begin: State) -> Iterator[order.Window]:
         table = opened.source.reader.table
         start, stop = order.eval_share(self.start.records, self.hosts, self.host)
         sizes = self._sizes()
-        begin = min(start + sum(sizes[: step * self._replicas]), stop)
-        padding = sum(sizes[step * self._replicas :]) - (stop - begin)
+        first = min(start + sum(sizes[: begin.step * self._replicas]), stop)
+        padding = sum(sizes[begin.step * self._replicas :]) - (stop - first)
         window_runs = order.each_once(table.first, table.mean_run)(0).window_runs(0, WINDOW_RUNS)
-        return order.eval_windows(table.first, begin, stop, padding, window_runs)
+        return order.eval_windows(table.first, first, stop, padding, window_runs)
 
     def _arrays(self, batch: Batch) -> Element:
         return *super()._arrays(batch), batch.weights
@@ -474,7 +447,7 @@ def train_batches(
 ) -> TrainBatches:
     """An endless, globally shuffled stream of batches (images, labels), an epoch's worth in each iteration.
 
-    One iteration is `info.steps_per_epoch(split, global_batch_size)` batches; the next one continues where the last one
+    One iteration is `len(batches)` batches, after a resume the rest of them; the next one continues where the last one
     that was read to its end stopped, so no record is dropped between epochs. Leaving an iteration early moves nothing.
 
     Args:
@@ -484,8 +457,8 @@ def train_batches(
         image_size: side or (height, width) in pixels; None for the stored size.
         resize_mode: `crop`, `stretch` or `pad`, if `image_size` isn't the stored size.
         seed: of the order and of augmentation; None for the position's, or 0.
-        position: where to resume: `batches.position_at(trained_steps)`, saved with the weights. It brings its seed and
-            window_runs; if they are given as well they must agree.
+        position: where to resume: `batches.position_at(trained_steps)`, saved with the weights. The first loop is then
+            the rest of the iteration. It brings its seed and window_runs; if they are given as well they must agree.
         host: which part of the records is read here: (index, count); "auto" for this process's, as torch.distributed,
             jax.distributed, torchrun or TF_CONFIG tells, then the mesh of `as_jax`; or the `tf.distribute.InputContext`
             of `distribute_datasets_from_function`, whose replicas then take a batch each; None for all.
@@ -542,6 +515,7 @@ def eval_batches(
     features: Sequence[str] | None = None,
     classes: Classes = None,
     where: Where = None,
+    pad: bool = True,
     cache: Cache = None,
     on_error: OnError = "raise",
 ) -> EvalBatches:
@@ -550,7 +524,9 @@ def eval_batches(
     All batches are full and every host has as many; padding has weight 0, as has the row of a skipped record. Give
     metrics to Keras as `weighted_metrics=[…]`: plain `metrics` count the padding.
 
-    Args: as `train_batches`.
+    Args: as `train_batches`, and
+        pad: False for batches of nearly equal size without padding, as many on each host unless there are fewer
+            records than hosts.
 
     Returns:
         Images and labels as of `train_batches`, and float32 [b] weights; ceil(records / global_batch_size) batches (for

@@ -20,10 +20,11 @@ import keras
 from beam_pipeline import storage
 from beam_pipeline.errors import ImageShardsError, UsageError
 from reader.batches import Batches, TrainBatches
+from reader.hosts import integer
 from reader.machine import lock_folder
 from reader.model_state import CORRUPT, PackedState, pack_state, set_torch_random, torch_random
-from reader.position import Position, integer
-from reader.stream import Element
+from reader.position import Position
+from reader.stream import Element, State
 
 if _ON_JAX := keras.backend.backend() == "jax":
     from reader.jax import check_values, take_part
@@ -46,8 +47,8 @@ class Stream(keras.utils.PyDataset):  # type: ignore[misc]
         batches: what `train_batches` or `eval_batches` returned: elements are theirs.
 
     Raises:
-        UsageError: while it is read: Keras asks for batches in another order; `batches` were restored to a state
-            within an iteration, which has fewer of them; or JAX can't take them, see `as_jax`.
+        UsageError: while it is read: Keras asks for batches in another order; `batches` begin inside an iteration, see
+            `as_tf`; or JAX can't take them, see `as_jax`.
     """
 
     def __init__(self, batches: Batches) -> None:
@@ -62,7 +63,7 @@ class Stream(keras.utils.PyDataset):  # type: ignore[misc]
         """Begin the next epoch where these batches stand."""
         with self._lock:
             self._batches = batches
-            self._iteration: int | None = None  # that Keras is in, or didn't end
+            self._begin: State | None = None  # of the iteration that Keras is in, or didn't end
             self._has_begun = True
             self._rewind()
 
@@ -80,9 +81,9 @@ class Stream(keras.utils.PyDataset):  # type: ignore[misc]
         with self._lock:
             if not self._has_begun:  # Keras says so before the first epoch, too, and may have looked at its batches
                 self._has_begun, self._asked = True, 0
-            elif self._iteration is not None and self._asked == len(self):
-                self._batches.end(self._iteration)
-                self._iteration = None
+            elif self._begin is not None and self._asked == len(self):
+                self._batches.end(self._begin)
+                self._begin = None
                 self._rewind()
 
     def __getitem__(self, index: int) -> Element:
@@ -100,11 +101,9 @@ class Stream(keras.utils.PyDataset):  # type: ignore[misc]
     def _read(self, index: int) -> Element:
         if not index:
             _take_part(self._batches)
-            number, step = self._batches.next_up()
-            if step:
-                raise UsageError(f"the batches stand at step {step} of an iteration: give batches.at(position)")
-            self._iteration = number if self._iteration is None else self._iteration
-            self._elements = self._batches.read(self._iteration, 0)
+            self._batches.check_full()
+            self._begin = self._begin or self._batches.next_loop
+            self._elements = self._batches.read(self._begin)
         try:
             batch = next(self._elements)
             if _ON_JAX:
@@ -179,7 +178,7 @@ class Resume(keras.callbacks.Callback):  # type: ignore[misc]
         self._before, self._packed = self._newest()
         position = batches.start if self._packed is None else Position.from_json(self._packed.document["position"])
         try:
-            self._batches = batches.at(position)
+            self._batches = batches.at(position, rest=False)
         except ValueError as error:
             raise UsageError(f"{self._given} holds another run: {error}; choose another folder") from None
         self.step = self._saved_step = position.step
@@ -218,7 +217,7 @@ class Resume(keras.callbacks.Callback):  # type: ignore[misc]
                 raise UsageError(f"{self._given} holds a run of another model; choose another folder")
             self._random, self._packed = self._packed.more, None
         _take_part(self._batches)
-        self.data.move(self._batches.at(self._position))
+        self.data.move(self._batches.at(self._position, rest=False))
         self._last = self.step - self._trained + params["epochs"] * steps
         self._is_fitting = True
 

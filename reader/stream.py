@@ -15,22 +15,18 @@ from reader.position import Position
 if TYPE_CHECKING:
     from reader.batches import Batches
 
-MAX_ITERATION = (1 << 53) - 1  # far above any training; a number above it is a mistake
-
 Element = tuple[Any, ...]  # of a batch: inputs, labels, and in evaluation weights
 
 
 class State(Struct, frozen=True, forbid_unknown_fields=True):
-    """Where a stream stands.
+    """Where a loop over batches stands, which is all that a resume takes.
 
     Attributes:
         position: of the next record.
-        iteration: number of the iteration, from 0 on.
-        step: of the iteration: how many of its steps are trained.
+        step: how many steps of the loop's iteration are read.
     """
 
     position: Position
-    iteration: Annotated[int, Meta(ge=0, le=MAX_ITERATION)]
     step: Annotated[int, Meta(ge=0)]
 
     @classmethod
@@ -66,8 +62,6 @@ class BatchIterator(Iterator[Element]):
         batches: what is read.
         adapt: an iterator of NumPy batches → an iterator of as many batches of a framework, in the same order.
         is_endless: go on with the next iteration instead of ending.
-        turn: (index, count): hand out every count-th batch of the iteration, from its index on.
-        threads: that decode; None for one a core.
     """
 
     def __init__(
@@ -76,12 +70,9 @@ class BatchIterator(Iterator[Element]):
         adapt: Callable[[Iterator[Element]], Iterator[Element]] = iter,
         *,
         is_endless: bool = False,
-        turn: tuple[int, int] = (0, 1),
-        threads: int | None = None,
     ) -> None:
         self._batches, self._adapt, self._is_endless = batches, adapt, is_endless
-        self._turn, self._threads = turn, threads
-        self._begin: tuple[int, int] | None = None  # the iteration, and the step of it where reading begins
+        self._begin: State | None = None  # where this loop began
         self._elements: Iterator[Element] = iter(())
         self._handed_out = self._left = 0  # batches
         self._is_exhausted = False
@@ -98,7 +89,6 @@ class BatchIterator(Iterator[Element]):
         self._handed_out += 1
         self._left -= 1
         if not self._left:
-            self.close()
             self._end()
         return element
 
@@ -108,7 +98,7 @@ class BatchIterator(Iterator[Element]):
 
     def get_state(self) -> bytes:
         """The state as JSON, under 10 kB: after the batch that was handed out last."""
-        return self._batches.state(*self.where()).to_json()
+        return self._state().to_json()
 
     def set_state(self, state: bytes | str) -> None:
         """Go on after the state: this iterator with the rest of its iteration, the batches with what follows it.
@@ -123,34 +113,33 @@ class BatchIterator(Iterator[Element]):
 
     def state_dict(self) -> dict[str, Any]:
         """As `get_state`, as a dictionary."""
-        return self._batches.state(*self.where()).to_dict()
+        return self._state().to_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """As `set_state`, from a dictionary."""
         self._restore(state)
+
+    def _state(self) -> State:
+        if self._begin is None:
+            return self._batches.next_loop
+        if self._is_exhausted:
+            return self._batches.loop_after(self._begin)
+        return self._batches.state(self._begin, self._handed_out)
 
     def _restore(self, saved: bytes | str | Mapping[str, Any]) -> None:
         self._batches.restore(State.parse(saved))
         self.close()
         self._begin = None
 
-    def where(self) -> tuple[int, int, int]:
-        """(iteration, a step of it, batches handed out since): what `Batches.state` makes a state of."""
-        if self._begin is None:
-            return *self._batches.next_up(), 0
-        iteration, step = self._begin
-        # Each of those who take turns saves a state of its own: as if all had handed out as many.
-        return (iteration + 1, 0, 0) if self._is_exhausted else (iteration, step, self._handed_out * self._turn[1])
-
     def _start(self) -> None:
-        self._begin = self._batches.next_up()
+        self._begin = self._batches.next_loop
         self._handed_out, self._is_exhausted = 0, False
-        self._left = len(self._batches.sizes(self._begin[1], self._turn))
-        self._elements = self._adapt(self._batches.read(*self._begin, self._turn, self._threads))
+        self._left = len(self._batches.sizes(self._begin.step))
+        self._elements = self._adapt(self._batches.read(self._begin))
         if not self._left:  # a state saved after the last batch of an iteration
             self._end()
 
     def _end(self) -> None:
-        """The last batch was handed out: the next iteration reads on behind it."""
+        self.close()
         if self._begin is not None:
-            self._batches.end(self._begin[0])
+            self._batches.end(self._begin)

@@ -62,7 +62,7 @@ class JobState:
 
     def __init__(self, config: Config, run: str = "") -> None:
         self._config = config
-        self._run = run or config.run_id
+        self._run = run or config.context.id
         self._store = storage.open_storage(config.output, config.io_deadline)
         self._is_local = storage.is_local(config.output)
         self._manifest_url = join(config.dataset_url, schema.MANIFEST_FILE)
@@ -115,7 +115,7 @@ class JobState:
             if is_begun and not is_published and not is_replaced:
                 break
             # The holder has published this plan: take its claim over.
-            replaces = is_published and is_begun and self._run != self._config.run_id
+            replaces = is_published and is_begun and self._run != self._config.context.id
             # Or it has, just now, and its claim is gone: acquire one of our own.
             is_gone = bool(old) and self.claim.holder() is None
             if not replaces and not is_gone and self._begin(old, data):

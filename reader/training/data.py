@@ -12,8 +12,9 @@ from beam_pipeline.errors import UsageError
 from beam_pipeline.schema.manifest import FOREIGN_KEY
 from beam_pipeline.text import first_few
 from reader.info import DatasetInfo
-from reader.select import Classes, Selection, read_columns, select
+from reader.select import Classes, Selection, select
 from reader.splits import overlap
+from reader.tables import read_columns
 
 NO_VALIDATION = "none"
 EVAL_SPLITS = "validation", "val"

@@ -21,8 +21,8 @@ from beam_pipeline.schema.manifest import FOREIGN_KEY
 from beam_pipeline.text import first_few, plural
 from reader.batches import EvalBatches, eval_batches
 from reader.features import features_of
+from reader.hosts import integer
 from reader.info import DatasetInfo, as_info
-from reader.position import integer
 from reader.select import Classes, Selection, new_names
 from reader.splits import overlap
 from reader.tools.show import tiled

@@ -16,9 +16,9 @@ from beam_pipeline.errors import Reject, StorageError, UsageError
 from beam_pipeline.images import check_size
 from beam_pipeline.images.formats import EXTENSIONS
 from beam_pipeline.text import name_line, one_line, plural
+from reader.hosts import integer
 from reader.machine import cpu_count
 from reader.pixels import Pixels
-from reader.position import integer
 from reader.preprocess import PhotoError, why
 from reader.training.run import Run, as_run
 

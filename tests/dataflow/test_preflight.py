@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import re
 import sys
@@ -227,7 +226,7 @@ def test_a_worker_with_other_versions_than_the_launchers_writes_nothing(
     config = Config(input=photos, output=tmp_path / "out", name="photos", image_size=24)
     launcher = {name: version for name, version in {**versions(), **here}.items() if version is not None}
     with pytest.raises(ImageShardsError) as refused:
-        Job(None, config).write(dataclasses.replace(config, launcher=launcher))
+        Job(None, config).write(config.in_run(launcher=launcher))
     assert str(refused.value) == f"the worker has {said.format_map(versions())}: {OTHER_IMAGE}"
     assert make.files(tmp_path) == {}
 

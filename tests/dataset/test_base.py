@@ -76,7 +76,7 @@ def next_config(folder: Path, **more: Any) -> Config:
     """Of the version after 1.0.0."""
     places = {"input": str(folder / "in"), "output": str(folder / "out"), "name": "photos", "version": "1.1.0"}
     splits = {"splits": FLAGS[1], "num_shards": FLAGS[3], "image_size": 24}
-    return Config(**{**places, **splits, "run_id": str(folder), **more})
+    return Config(**{**places, **splits, **more}).in_run(id=str(folder))
 
 
 def found(folder: Path) -> tuple[int, str]:

@@ -194,7 +194,7 @@ def test_without_locks_a_warning_says_so_and_the_claim_alone_decides(
     lock(tmp_path).check()
     JobState(some).prepare(PLAN)
     one.release()
-    assert JobState(config(tmp_path)).prepare(PLAN) == some.run_id
+    assert JobState(config(tmp_path)).prepare(PLAN) == some.context.id
     with pytest.raises(ClaimedError, match=RESTART):
         JobState(config(tmp_path)).prepare(OTHER)
 
@@ -245,11 +245,11 @@ def test_who_may_write(
     output = str(tmp_path) if place == "local" else f"gs://{gcs.new_bucket()}"
     expected = here if place == "local" else in_a_store
     before, after = config(output), config(output, **({flag: True} if flag else {}))
-    locks = {run.run_id: VersionLock(run) for run in (before, after)}
+    locks = {run.context.id: VersionLock(run) for run in (before, after)}
 
     def begin(run: Config, plan: object, is_command: bool) -> str:
         if is_command:
-            locks[run.run_id].acquire()
+            locks[run.context.id].acquire()
         return JobState(run).prepare(plan)
 
     def begin_first() -> None:
@@ -265,7 +265,7 @@ def test_who_may_write(
         JobState(before).check()
     else:
         run = begin(after, plan, second == "command")
-        assert run == (before if expected == "joins" else after).run_id
+        assert run == (before if expected == "joins" else after).context.id
         assert begin(after, plan, is_command=False) == run, "a repeated step changes nothing"
         JobState(after, run).check()
         if expected == "replaces":
@@ -372,5 +372,5 @@ def test_after_a_job_of_another_plan_died_the_command_names_restart_which_publis
 
 def test_a_run_survives_copies_of_its_configuration_and_is_no_part_of_it() -> None:
     one, other = (Config(input="/in", output="/out", name="x") for _ in range(2))
-    assert dataclasses.replace(one, seed=1).run_id == one.run_id != other.run_id
+    assert dataclasses.replace(one, seed=1).context.id == one.context.id != other.context.id
     assert one == other, "the same configuration"

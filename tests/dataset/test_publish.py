@@ -234,7 +234,7 @@ def test_a_repeated_publication_finds_its_own(written: Job) -> None:
 
 def join(config: Config, **more: bool) -> Config:
     """The configuration of another job."""
-    return dataclasses.replace(config, run_id=uuid.uuid4().hex, **more)
+    return dataclasses.replace(config, **more).in_run(id=uuid.uuid4().hex)
 
 
 def names(config: Config) -> set[str]:

@@ -61,7 +61,7 @@ def put(config: Config, *names: str) -> None:
 
 def another(config: Config, **more: bool) -> JobState:
     """The state as another job of the same version sees it."""
-    return JobState(dataclasses.replace(config, run_id=uuid.uuid4().hex, **more))
+    return JobState(dataclasses.replace(config, **more).in_run(id=uuid.uuid4().hex))
 
 
 def save_sidecar(state: JobState) -> None:

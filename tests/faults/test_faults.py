@@ -76,7 +76,7 @@ def test_the_lost_answer_to_a_claim_is_no_refusal(gcs: Gcs, through: Through) ->
     config = Config(input="/in", output=f"gs://{gcs.new_bucket()}", name="photos")
     failing = through(0.7, faults=(proxy.LOSE,))
     assert not Claim(config).acquire("plan")[1]
-    other = Claim(dataclasses.replace(config, restart=True, run_id="other"))
+    other = Claim(dataclasses.replace(config, restart=True).in_run(id="other"))
     assert other.acquire("another plan") == ("other", True)
     writer = other.holder()
     assert writer is not None and (writer.run, writer.plan) == ("other", "another plan")

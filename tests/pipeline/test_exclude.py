@@ -217,7 +217,7 @@ def test_the_graph_does_not_hold_the_list(photos: Path, tmp_path: Path) -> None:
     sizes = set()
     for lines in (1, 10_000):
         (tmp_path / "gone.txt").write_text("a/1.jpg\n" * lines)
-        some = Config(input=photos, output=tmp_path, name="photos", exclude=tmp_path / "gone.txt", run_id="1")
+        some = Config(input=photos, output=tmp_path, name="photos", exclude=tmp_path / "gone.txt").in_run(id="1")
         pipeline = beam.Pipeline(runner="FnApiRunner")
         pipeline | ListImages(some)
         sizes.add(pipeline.to_runner_api().ByteSize())

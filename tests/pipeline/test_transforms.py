@@ -157,7 +157,7 @@ def test_rows_are_compared_with_the_memory_before_they_are_grouped(
 ) -> None:
     monkeypatch.setattr(listing, "PAGE_REFS", 5)
     table = {"layout": "manifest", "manifest": str(manifest_of(photos, tmp_path)), "header": ("path", "label")}
-    rows = listing._read_rows(None, config(photos, tmp_path, most_references=12, **table))
+    rows = listing._read_rows(None, config(photos, tmp_path, **table).in_run(max_references=12))
     assert sum(len(page) for _, page in islice(rows, 2)) == 10
     with pytest.raises(ImageShardsError, match=r"15 images are listed, .* holds references of 12 only"):
         next(rows)
