@@ -189,13 +189,13 @@ class StubDecoder:
 def engine(url: str, kind: str, threads: int, batch: int = BATCH) -> turns.Reader:
     """The engine of all doors, with a stub in the place of decoding and any number of threads."""
     import reader
-    from reader import batches, order
+    from reader import order, stream
     from reader.buffers import BufferPool
     from reader.engine import Cursor, Engine
     from reader.rows import RecordRows
 
     info = reader.load_info(url)
-    source = batches.open_source(info, "train")
+    source = stream.open_source(info, "train")
     rows = RecordRows(info, StubDecoder(kind), {})
     steps = info.steps_per_epoch("train", batch)
     position = reader.train_batches(info, "train", global_batch_size=batch).start

@@ -11,9 +11,8 @@ import jax
 import numpy as np
 
 from beam_pipeline.errors import UsageError
-from reader.batches import Batches, EvalBatches, TrainBatches
 from reader.hosts import AutoHost
-from reader.stream import BatchIterator, Element
+from reader.stream import Batches, BatchIterator, Element, EvalBatches, TrainBatches
 
 # One that is being copied while the next is decoded. More only costs the device's memory.
 _BATCHES_AHEAD = 2

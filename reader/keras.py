@@ -19,12 +19,11 @@ import keras
 
 from beam_pipeline import storage
 from beam_pipeline.errors import ImageShardsError, UsageError
-from reader.batches import Batches, TrainBatches
 from reader.hosts import integer
 from reader.machine import lock_folder
 from reader.model_state import CORRUPT, PackedState, pack_state, set_torch_random, torch_random
 from reader.position import Position
-from reader.stream import Element, State
+from reader.stream import Batches, Element, State, TrainBatches
 
 if _ON_JAX := keras.backend.backend() == "jax":
     from reader.jax import check_values, take_part

@@ -11,9 +11,10 @@ import numpy as np
 import tensorflow as tf
 
 from beam_pipeline.errors import UsageError
-from reader.batches import Batches, EvalBatches, eval_batches, train_batches
+from reader.batches import eval_batches, train_batches
 from reader.features import Feature
 from reader.hosts import process_of_several
+from reader.stream import Batches, EvalBatches
 
 Arguments = ParamSpec("Arguments")
 

@@ -23,11 +23,10 @@ from torch.utils.data import IterableDataset, default_collate, get_worker_info
 from beam_pipeline.errors import UsageError
 from beam_pipeline.text import one_line
 from reader.augment import RandomResizedCrop, flip, flip_crop
-from reader.batches import Batches, EvalBatches
 from reader.features import Feature
 from reader.pixels import call_user
 from reader.rows import RecordRows
-from reader.stream import BatchIterator, Element, State
+from reader.stream import Batches, BatchIterator, Element, EvalBatches, State
 
 Transform = Callable[..., Any]
 

@@ -19,12 +19,13 @@ from beam_pipeline.errors import UsageError
 from beam_pipeline.images import FLAG_NAMES, ImageOptions
 from beam_pipeline.schema.manifest import FOREIGN_KEY
 from beam_pipeline.text import first_few, plural
-from reader.batches import EvalBatches, eval_batches
+from reader.batches import eval_batches
 from reader.features import features_of
 from reader.hosts import integer
 from reader.info import DatasetInfo, as_info
 from reader.select import Classes, Selection, new_names
 from reader.splits import overlap
+from reader.stream import EvalBatches
 from reader.tools.show import tiled
 from reader.training import pictures
 from reader.training.data import EVAL_SPLITS, choose_data

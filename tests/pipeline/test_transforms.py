@@ -231,6 +231,7 @@ def test_counters_have_units_and_add_up(photos: Path, tmp_path: Path, monkeypatc
     source_bytes = sum(path.stat().st_size for path in folder.rglob("*.jpg") if not path.name.startswith("."))
     assert counters == {
         elements.IMAGES_LISTED: 41,
+        elements.IMAGES_EXCLUDED: 0,
         elements.SKIPPED_HIDDEN: 1,
         elements.SKIPPED_OTHER_SUFFIX: 1,
         elements.SKIPPED_OUTSIDE_CLASSES: 1,

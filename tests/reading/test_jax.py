@@ -82,7 +82,7 @@ for name in ("filename", "scores"):
 lines(lambda: reader.as_jax(train(), "data"))
 lines(lambda: reader.as_jax(train().repeat(), mesh)); lines(lambda: reader.as_jax("gs://b", mesh))
 
-class Counting(reader.batches.TrainBatches):
+class Counting(reader.stream.TrainBatches):
     \"\"\"Batches that tell how many were taken.\"\"\"
     taken = 0
     def read(self, *arguments):
@@ -98,13 +98,13 @@ wanted = 0
 try:
     for _ in corrupt:
         wanted += 1
-except reader.batches.ImageShardsError as error:
+except reader.stream.ImageShardsError as error:
     print(wanted > 3, str(error).rpartition("/")[2])
 count = 0
 try:
     for _ in reader.as_jax(corrupt, mesh):
         count += 1
-except reader.batches.ImageShardsError as error:
+except reader.stream.ImageShardsError as error:
     print(count == wanted, str(error).rpartition("/")[2])
 """
 
