@@ -213,7 +213,7 @@ class Job:
 
 def _finished_shards(config: Config) -> Counter[str]:
     """Counts of what is in the state: at first maybe of an earlier job."""
-    config = dataclasses.replace(config, io_deadline=0.0)  # the next look is another attempt
+    config = dataclasses.replace(config, io_deadline=min(config.io_deadline, _REMOTE_EVERY_S))
     with suppress(StorageError):
         if plan := JobState(config).planned():
             return Counter(shards=Sidecars(config).count(), shards_planned=plan.shards)
