@@ -10,8 +10,10 @@ import signal
 import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 from typing import Any
 
 import apache_beam as beam
@@ -26,12 +28,16 @@ from apache_beam.options.pipeline_options import (
     WorkerOptions,
 )
 
+from beam_pipeline import storage
 from beam_pipeline.cli import dataflow
 from beam_pipeline.cli.progress import ProgressLine
 from beam_pipeline.config import Config, wrong
 from beam_pipeline.conversion.versions import versions
+from beam_pipeline.dataset import progress
 from beam_pipeline.dataset.compare import Damage
-from beam_pipeline.errors import ImageShardsError, UnforeseenError, UsageError, from_worker
+from beam_pipeline.dataset.sidecars import Sidecars
+from beam_pipeline.dataset.state import JobState
+from beam_pipeline.errors import ImageShardsError, StorageError, UnforeseenError, UsageError, from_worker
 from beam_pipeline.inputs import limits
 from beam_pipeline.pipeline import graph
 from beam_pipeline.schema.job import Run
@@ -39,6 +45,8 @@ from beam_pipeline.schema.manifest import Content
 from beam_pipeline.text import one_line, print_line
 from beam_pipeline.transforms import WriteDataset
 
+# Seconds between two looks at a job's progress: at counts in this process, in a local folder, in a bucket.
+_LOOK_EVERY_S, _LOCAL_EVERY_S, _REMOTE_EVERY_S = 0.5, 2.0, 15.0
 _IN_PROCESS = "FnApiRunner"  # DirectRunner would first try to download another one
 _LOCAL_RUNNERS = frozenset({"fnapi", "direct", "prism", "bundlebaseddirect", "switchingdirect"})
 _RUNNERS = "DataflowRunner, FlinkRunner, SparkRunner, PrismRunner, PortableRunner"
@@ -98,10 +106,13 @@ class Job:
         if not self.is_local:
             threads = config.decode_threads or (dataflow.DECODE_THREADS if self.is_dataflow else 0)
             return dataclasses.replace(config, decode_threads=threads).in_run(launcher=versions())
-        has_workers = self._options.view_as(DirectOptions).direct_running_mode == "multi_processing"
-        one_process = not has_workers and self.runner == _IN_PROCESS
+        one_process = not self._has_workers() and self.runner == _IN_PROCESS
         bytes_each = limits.IN_PROCESS_BYTES if one_process else limits.BETWEEN_PROCESSES_BYTES
         return config.in_run(max_references=limits.max_references(bytes_each))
+
+    def _has_workers(self) -> bool:
+        """Whether a local job's workers are other processes, which count for themselves."""
+        return bool(self._options.view_as(DirectOptions).direct_running_mode == "multi_processing")
 
     def write(self, config: Config, command: Sequence[str] = ()) -> bool:
         """Convert the images and publish, or with `--plan_only` store the plan in the state folder.
@@ -150,15 +161,15 @@ class Job:
         if self.is_dataflow:
             return self._submit_and_watch(config, build)
         build()
-        state = self._wait_until_finish()
+        state = self._wait_until_finish(config)
         if state not in (None, "DONE", "UNKNOWN"):
             raise ImageShardsError(f"the job ended in state {state}: see the runner's log; the same command resumes")
         return True
 
-    def _wait_until_finish(self) -> Any:
+    def _wait_until_finish(self, config: Config) -> Any:
         """Run the job; returns its last state."""
         if self.is_local:
-            with _translating_job_errors(), ProgressLine():
+            with _translating_job_errors(), self._progress(config):
                 return self._pipeline.run().wait_until_finish()
         from beam_pipeline.cli.watch import printing_job_states
 
@@ -168,6 +179,13 @@ class Job:
             _translating_job_errors(),
         ):
             return self._pipeline.run().wait_until_finish()
+
+    def _progress(self, config: Config) -> ProgressLine:
+        if self._has_workers():
+            every_s = _LOCAL_EVERY_S if storage.is_local(config.output) else _REMOTE_EVERY_S
+            return ProgressLine(partial(_finished_shards, config), every_s)
+        before = progress.reported()
+        return ProgressLine(lambda: progress.reported() - before, _LOOK_EVERY_S)
 
     def _submit_and_watch(self, config: Config, build: Callable[[], object]) -> bool:
         """Find this command's running job on Dataflow, or submit it, and watch it."""
@@ -191,6 +209,15 @@ class Job:
         with _ctrl_c_raises():
             service = Service(self._pipeline.options.get_all_options())
             return submit_and_watch(service, config, cloud.job_name, submit)
+
+
+def _finished_shards(config: Config) -> Counter[str]:
+    """Counts of what is in the state: at first maybe of an earlier job."""
+    config = dataclasses.replace(config, io_deadline=min(config.io_deadline, _REMOTE_EVERY_S))
+    with suppress(StorageError):
+        if plan := JobState(config).planned():
+            return Counter(shards=Sidecars(config).count(), shards_planned=plan.shards)
+    return Counter()
 
 
 @contextmanager

@@ -2,23 +2,15 @@
 
 from __future__ import annotations
 
-import json
-import os
 import shutil
-import socket
 import sys
 import threading
 import time
-import uuid
 from collections import Counter
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Callable, Mapping
 
-from beam_pipeline.dataset.progress import HOST, VARIABLE
 from beam_pipeline.text import plural, print_line
 
-_DATAGRAM_BYTES = 4096
-_REDRAW_EVERY_S = 0.5
 LOG_LINE_EVERY_S = 15.0
 
 
@@ -71,9 +63,12 @@ class ProgressText:
         Args:
             total: of `images`, `shards`, `rejects` done, and of the other counts of `report`.
         """
+        shards = f"shards {total.get('shards', 0):,}/{total.get('shards_planned', 0):,}"
         planned = total.get("images_planned", 0)
         done = min(planned, total.get("images", 0))  # a runner may count retried images twice
         if not planned:
+            if total.get("shards_planned"):
+                return shards  # all that is known of workers that are other processes
             listed, to_sample = total.get("images_listed", 0), total.get("images_to_sample", 0)
             sampled = min(to_sample, total.get("images_sampled", 0))
             if sampled < to_sample:
@@ -84,7 +79,7 @@ class ProgressText:
             self._start = (now, done)
         seconds, since = now - self._start[0], done - self._start[1]
         rate = since / seconds if seconds > 0 else 0.0
-        text = f"shards {total.get('shards', 0):,}/{total.get('shards_planned', 0):,} · images {done:,}/{planned:,}"
+        text = f"{shards} · images {done:,}/{planned:,}"
         if rejects := total.get("rejects", 0):
             text += f" · {plural(rejects, 'reject')}"
         if since >= 10:
@@ -93,52 +88,33 @@ class ProgressText:
 
 
 class ProgressLine:
-    """Shows a local job's progress on stderr while the `with` block runs."""
+    """Shows a local job's progress on stderr while the `with` block runs.
 
-    def __init__(self) -> None:
+    Args:
+        count: gives the counts of `ProgressText`; nothing is shown until they have changed.
+        every_s: seconds between two looks.
+    """
+
+    def __init__(self, count: Callable[[], Counter[str]], every_s: float) -> None:
+        self._count, self._first, self._every_s = count, count(), every_s
         self._line = StatusLine(LOG_LINE_EVERY_S)
-        self._text = ProgressText()
-        self._socket = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
-        self._job = ""
-        self._latest: dict[int, dict[str, int]] = {}  # process → its counts
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._watch, daemon=True)
 
-    def __enter__(self) -> ProgressLine:
-        with suppress(OSError):  # without a port there is no progress
-            self._socket.bind((HOST, 0))
-            self._socket.setblocking(False)
-            self._job = f"{self._socket.getsockname()[1]}-{os.getpid()}-{uuid.uuid4().hex}"
-            os.environ[VARIABLE] = self._job
-            self._thread.start()
-        return self
+    def __enter__(self) -> None:
+        self._thread.start()
 
     def __exit__(self, *_: object) -> None:
-        if self._job:
-            os.environ.pop(VARIABLE, None)
-            self._stop.set()
-            self._thread.join()
-        self._socket.close()
-        if self._job:
-            self._line.wipe()
+        self._stop.set()
+        self._thread.join()
+        self._line.wipe()
 
     def _watch(self) -> None:
-        while not self._stop.wait(_REDRAW_EVERY_S):
-            if text := self._text(self._sum()):
-                self._line.show(text)
-
-    def _sum(self) -> Counter[str]:
-        with suppress(BlockingIOError):  # no more datagrams
-            while True:
-                datagram = self._socket.recv(_DATAGRAM_BYTES)
-                with suppress(ValueError, TypeError, AttributeError, RecursionError):  # another program's
-                    job, process, counts = json.loads(datagram)
-                    if job == self._job:
-                        self._latest[process] = {str(name): int(number) for name, number in counts.items()}
-        total: Counter[str] = Counter()
-        for counts in list(self._latest.values()):
-            total.update(counts)
-        return total
+        text = ProgressText()
+        while not self._stop.wait(self._every_s):
+            counts = self._count()
+            if counts != self._first and (line := text(counts)):
+                self._line.show(line)
 
 
 def duration(seconds: float) -> str:

@@ -27,6 +27,10 @@ class Sidecars:
         """Where the sidecar of a shard is, or will be."""
         return join(self._url, f"{name.short}.json")
 
+    def count(self) -> int:
+        """How many there are."""
+        return sum(name.endswith(".json") for name in self._store.names(self._url))
+
     def read(self, name: ShardName) -> Sidecar | None:
         """What a finished shard's sidecar says; None if there is none, or after a power cut only a part of one."""
         try:

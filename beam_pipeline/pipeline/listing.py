@@ -125,7 +125,6 @@ def _pages(refs: Iterator[ImageRef], summary: ListingSummary, config: Config) ->
 
 
 def _counted(summary: ListingSummary) -> beam.pvalue.TaggedOutput:
-    report(now=True)
     counter(elements.IMAGES_EXCLUDED).inc(summary.excluded)
     counter(elements.SKIPPED_HIDDEN).inc(summary.hidden)
     counter(elements.SKIPPED_OTHER_SUFFIX).inc(summary.suffixes.total())

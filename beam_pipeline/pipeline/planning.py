@@ -40,7 +40,7 @@ class SampleImages(beam.PTransform):  # type: ignore[misc]
 
 
 def _chunks(summary: ListingSummary) -> Iterator[KeyedPage]:
-    report(now=True, images_to_sample=len(summary.smallest))
+    report(images_to_sample=len(summary.smallest))
     for start in range(0, len(summary.smallest), _SAMPLE_CHUNK):
         yield keyed(Page(summary.smallest[start : start + _SAMPLE_CHUNK]))
 
@@ -52,7 +52,6 @@ def _measure(chunk: Pages, config: Config, summary: ListingSummary) -> Iterator[
     for measurement in sampling.measure(config, len(summary.classes), refs):
         report(images_sampled=1)
         yield measurement
-    report(now=True)
 
 
 @dataclasses.dataclass
@@ -124,7 +123,7 @@ def prepare_output(plan: Plan, config: Config) -> ClaimedPlan:
         ImageShardsError: another job is writing the version.
     """
     claimed = ClaimedPlan(plan, JobState(config).prepare(plan))
-    report(now=True, shards_planned=plan.shards, images_planned=plan.images)
+    report(shards_planned=plan.shards, images_planned=plan.images)
     counter(elements.SHARDS_PLANNED).inc(plan.shards)
     counter(elements.IMAGES_PLANNED).inc(plan.images)
     return claimed
