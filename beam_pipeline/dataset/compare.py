@@ -15,7 +15,7 @@ from beam_pipeline.config import Config
 from beam_pipeline.conversion.fetch import convert_all
 from beam_pipeline.errors import ImageShardsError, StorageError, UsageError
 from beam_pipeline.inputs import folders
-from beam_pipeline.inputs.references import ImageRef, content_fields, listed_md5, listing_fields, reference_fields
+from beam_pipeline.inputs.references import ImageRef, content_fields, listing_fields, reference_fields
 from beam_pipeline.schema import ShardName, is_ours
 from beam_pipeline.schema.job import ComparedInputs, ReferenceSum, as_run
 from beam_pipeline.schema.manifest import Content, FileSize, Shard
@@ -274,7 +274,7 @@ def with_md5(config: Config, refs: Iterable[ImageRef]) -> Iterator[tuple[ImageRe
     if config.repair:
         yield from ((image.ref, image.md5) for image in convert_all(config, refs, lambda *_: None))
     else:
-        yield from ((ref, listed_md5(ref) if ref.source_bytes <= most_bytes else b"") for ref in refs)
+        yield from ((ref, ref.md5 if ref.source_bytes <= most_bytes else b"") for ref in refs)
 
 
 def read_and_compare(

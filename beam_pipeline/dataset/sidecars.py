@@ -9,7 +9,7 @@ from beam_pipeline.config import Config
 from beam_pipeline.schema import ShardName
 from beam_pipeline.schema.job import Sidecar, read_document
 from beam_pipeline.schema.manifest import FileSize, seal_manifest
-from beam_pipeline.storage import ListedFile, join
+from beam_pipeline.storage import ListedFile, etag_text, join
 
 
 class Sidecars:
@@ -56,7 +56,7 @@ class Sidecars:
             if expected is None:
                 continue  # a compressed shard has no index
             listed, url = find(file), join(self._version_url, file)
-            unchanged = not reads and listed is not None and bool(etag) and listed.etag == etag
+            unchanged = not reads and listed is not None and bool(etag) and etag_text(listed.etag) == etag
             reads_shard: storage.Reads = "never" if unchanged else "if unknown"
             if not storage.is_intact(self._store, url, listed, expected.bytes, expected.crc32c, reads_shard):
                 return f"{kind} {file}"

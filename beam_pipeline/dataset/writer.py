@@ -194,7 +194,7 @@ class ShardWriter:
                 content_fingerprint=content.hex,
                 table=file_sums(columns),
             ),
-            etag=listed.etag if listed else "",
+            etag=storage.etag_text(listed.etag) if listed else "",
             index=index_sums,
             runs=tuple(schema.run_rows(name.index, rows.bytes)) if index_sums else (),
             counts=counts,
