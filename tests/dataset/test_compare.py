@@ -13,8 +13,8 @@ import pytest
 
 from beam_pipeline import images, schema
 from beam_pipeline.config import Config
+from beam_pipeline.dataset import answers
 from beam_pipeline.dataset.compare import Comparison, Damage, compare, compare_listing
-from beam_pipeline.dataset.state import JobState
 from beam_pipeline.errors import ImageShardsError, UsageError
 from beam_pipeline.pipeline import graph
 from beam_pipeline.schema.job import ComparedInputs
@@ -34,7 +34,7 @@ def comparison_of(photos: Path, version: Path, **more: object) -> tuple[Config, 
 def in_job(config: Config, published: Content) -> ComparedInputs:
     with beam.Pipeline(runner="FnApiRunner") as pipeline:
         graph.build_comparison(pipeline, config, published.self_sha256)
-    return JobState(config).take(ComparedInputs)
+    return answers.take(config, ComparedInputs)
 
 
 def damage(photos: Path, version: Path, **more: object) -> Damage:

@@ -21,7 +21,7 @@ import reader
 from beam_pipeline import images, schema, storage
 from beam_pipeline.config import Config
 from beam_pipeline.dataset.publish import metadata_files, publish
-from beam_pipeline.dataset.sidecars import Sidecars
+from beam_pipeline.dataset.shard_files import ShardFiles
 from beam_pipeline.dataset.state import JobState
 from beam_pipeline.dataset.writer import ClaimedPlan, ShardWriter
 from beam_pipeline.errors import ImageShardsError
@@ -276,7 +276,7 @@ def test_a_version_that_may_be_of_other_images_is_not_taken_for_ours(remote: Job
         ShardWriter(second, plan).write("train", 0, [])
 
 
-@pytest.mark.parametrize(("kind", "method"), [(Sidecars, "read"), (JobState, "check")])
+@pytest.mark.parametrize(("kind", "method"), [(ShardFiles, "read_sidecar"), (JobState, "check")])
 def test_a_job_whose_plan_is_published_meanwhile_ends_well(
     remote: Job, kind: type, method: str, monkeypatch: MonkeyPatch
 ) -> None:

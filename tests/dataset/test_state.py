@@ -16,7 +16,7 @@ from beam_pipeline.config import Config
 from beam_pipeline.conversion.attempts import Attempts, sample_marker
 from beam_pipeline.dataset import answers
 from beam_pipeline.dataset.claim import SupersededError
-from beam_pipeline.dataset.sidecars import Sidecars
+from beam_pipeline.dataset.shard_files import ShardFiles
 from beam_pipeline.dataset.state import JobState, own_files
 from beam_pipeline.errors import ImageShardsError, StorageError
 from beam_pipeline.schema import ShardName, is_ours
@@ -95,7 +95,7 @@ def test_preparing_again_with_the_same_plan_keeps_finished_shards(config: Config
     before = files(config)
     state.prepare(PLAN)
     assert files(config) == before
-    assert Sidecars(config).read(NAME) is not None
+    assert ShardFiles(config, NAME).read_sidecar() is not None
 
 
 @pytest.mark.parametrize(("flag", "plan"), [("overwrite", OTHER), ("restart", OTHER), ("restart", PLAN)])
@@ -108,7 +108,7 @@ def test_another_plan_or_restart_voids_all_that_was_written(config: Config, flag
     another(config, **{flag: True}).prepare(plan)
     kept = {"photos/1.0.0/notes.txt"} if flag == "restart" else set()
     assert files(config) == {*EMPTY, *kept, "photos/2.0.0/manifest.json"}, "only --overwrite deletes the user's files"
-    assert Sidecars(config).read(NAME) is None
+    assert ShardFiles(config, NAME).read_sidecar() is None
 
 
 def test_overwrite_deletes_files_of_others_where_there_is_nothing_else(config: Config) -> None:
@@ -233,15 +233,15 @@ def test_an_index_folder_of_ours_alone_is_gone(local: Config) -> None:
 
 def test_a_broken_sidecar_is_none(config: Config) -> None:
     state = JobState(config)
-    assert Sidecars(config).read(NAME) is None
+    assert ShardFiles(config, NAME).read_sidecar() is None
     save_sidecar(state)
     valid = storage.open_storage(config.output).read(f"{state.url}/shards/train-00001.json")
     changed = (valid.replace(b'"records":3', b'"records":7'), valid.replace(b',"records":3', b""))
     for data in (b"", b"{}\n", b"[]\n", b'{"plan":"x"}\n', valid[:-9], *changed):
         state.write("shards/train-00001.json", data)
-        assert Sidecars(config).read(NAME) is None, data
+        assert ShardFiles(config, NAME).read_sidecar() is None, data
     state.write("shards/train-00001.json", valid)
-    assert Sidecars(config).read(NAME) is not None
+    assert ShardFiles(config, NAME).read_sidecar() is not None
 
 
 # --- temporary files

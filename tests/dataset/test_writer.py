@@ -20,7 +20,7 @@ from PIL import Image
 from beam_pipeline import images, schema
 from beam_pipeline.config import Config
 from beam_pipeline.conversion.fetch import Converted, convert_all
-from beam_pipeline.dataset.sidecars import Sidecars
+from beam_pipeline.dataset.shard_files import ShardFiles
 from beam_pipeline.dataset.state import JobState
 from beam_pipeline.dataset.writer import ClaimedPlan, Finished, ShardWriter, index_text
 from beam_pipeline.errors import ImageShardsError, Reject
@@ -68,7 +68,7 @@ class Job:
 
     @property
     def sidecar(self) -> Sidecar:
-        found = Sidecars(self.config).read(NAME)
+        found = ShardFiles(self.config, NAME).read_sidecar()
         assert found is not None
         return found
 
