@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -13,6 +12,7 @@ from typing import Any, NamedTuple
 from beam_pipeline import schema, storage
 from beam_pipeline.config import Config
 from beam_pipeline.conversion.fetch import convert_all
+from beam_pipeline.dataset.state import read_run
 from beam_pipeline.errors import ImageShardsError, StorageError, UsageError
 from beam_pipeline.inputs import folders
 from beam_pipeline.inputs.references import ImageRef, content_fields, listing_fields, reference_fields
@@ -126,16 +126,6 @@ def _summary(manifest: Content, compared: int, unread: int, by: str) -> str:
     others = ["files"] * (by == _SIZES) + [plural(unread, "image")] * bool(unread)
     unchecked = f"; contents of {' and '.join(others)} were not checked: --repair checks them" if others else ""
     return ", ".join(parts) + unchecked
-
-
-def read_run(config: Config) -> dict[str, Any]:
-    """Content of run.json, which `as_run` types; empty if it can't be read: the version is valid without it."""
-    url = storage.join(config.dataset_url, schema.RUN_FILE)
-    try:
-        run = json.loads(storage.open_storage(url, config.first_contact_s).read(url))
-    except (OSError, ValueError, RecursionError, StorageError):
-        return {}
-    return run if isinstance(run, dict) else {}
 
 
 def _check_name(config: Config, manifest: Content) -> None:

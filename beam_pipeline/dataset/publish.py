@@ -19,8 +19,9 @@ from beam_pipeline import schema, storage
 from beam_pipeline.config import Config
 from beam_pipeline.dataset.claim import SupersededError
 from beam_pipeline.dataset.shard_files import ShardFiles
-from beam_pipeline.dataset.state import JobState, Outcome, run_concurrently, shard_names, withdraw
+from beam_pipeline.dataset.state import JobState, run_concurrently, shard_names
 from beam_pipeline.dataset.totals import DatasetTotals, SummedFile
+from beam_pipeline.dataset.version import withdraw
 from beam_pipeline.dataset.writer import ClaimedPlan
 from beam_pipeline.errors import ImageShardsError, MissingFileError
 from beam_pipeline.schema import ShardName, canonical_json, is_ours
@@ -51,7 +52,7 @@ def publish(config: Config, claimed: ClaimedPlan, run: Run) -> Content:
         return _publish(config, state, plan, run)
     except SupersededError:
         # By an earlier attempt at this step, or by another job of this plan?
-        manifest = state.manifest() if state.outcome(plan) is Outcome.PUBLISHED else None
+        manifest = state.manifest() if state.has_published(plan) else None
         if manifest is None:
             withdraw(config, state, plan)
             raise
@@ -97,7 +98,7 @@ def _publish(config: Config, state: JobState, plan: Plan, run: Run) -> Content:
         files[schema.RUN_FILE] = document_bytes(totals.run(run))
         last = [(file, files.pop(file)) for file in (schema.DATASET_INFO_FILE,) if file in files]
         listed = looked.result()
-        if url_of(schema.MANIFEST_FILE) in listed and state.outcome(plan) is Outcome.PUBLISHED:
+        if url_of(schema.MANIFEST_FILE) in listed and state.has_published(plan):
             raise SupersededError.published(config.dataset_url)
         # A job that lost the claim may have written files since this one listed and deleted its files.
         shards = shard_names(config, plan.splits)
@@ -158,7 +159,7 @@ def _sidecars(
         sidecar, files.seen = files.read_sidecar(), listing()  # which first says it if the claim is lost
         if sidecar is None or sidecar.plan != plan.sha256:
             state.check()
-            if state.outcome(plan) is Outcome.PUBLISHED:  # by an earlier attempt, which deleted it
+            if state.has_published(plan):  # by an earlier attempt, which deleted it
                 raise SupersededError.published(config.dataset_url)
             raise ImageShardsError(f"shard {name.file} was not written: run the same command again")
         if different := files.difference(sidecar, reads=False):

@@ -27,8 +27,9 @@ from beam_pipeline.dataset.base import stored_images
 from beam_pipeline.dataset.claim import SupersededError
 from beam_pipeline.dataset.progress import report
 from beam_pipeline.dataset.shard_files import ShardFiles
-from beam_pipeline.dataset.state import JobState, Outcome, run_concurrently, withdraw
+from beam_pipeline.dataset.state import JobState, run_concurrently
 from beam_pipeline.dataset.totals import SummedFile
+from beam_pipeline.dataset.version import withdraw
 from beam_pipeline.errors import ImageShardsError, Reject
 from beam_pipeline.images import EncodedImage
 from beam_pipeline.inputs.references import ImageRef, content_fields, listing_fields
@@ -111,7 +112,7 @@ class ShardWriter:
                 with decoding(self._config, marker) as decoder:
                     sidecar = self._convert(files, in_order, decoder)
         except SupersededError:
-            if self._repaired is not None or self._state.outcome(self._plan) is not Outcome.PUBLISHED:
+            if self._repaired is not None or not self._state.has_published(self._plan):
                 withdraw(self._config, self._state, self._plan)
                 raise
             sidecar, was_finished = None, True
