@@ -46,7 +46,7 @@ def pages(images: int) -> Iterator[Page]:
     for start in range(0, images, PAGE_REFS):
         label = f"class_{start // PAGE_REFS % CLASSES:04d}"
         names = (f"{label}/image_{number:010d}.jpg" for number in range(start, start + PAGE_REFS))
-        yield Page(make(name, SOURCE_BYTES, f"md5:{start:032x}", label, None) for name in names)
+        yield Page(make(name, SOURCE_BYTES, start.to_bytes(16, "big"), label, None) for name in names)
 
 
 def list_images(images: int) -> dict[str, float]:

@@ -35,7 +35,7 @@ from beam_pipeline.config import Config, wrong
 from beam_pipeline.conversion.versions import versions
 from beam_pipeline.dataset import progress
 from beam_pipeline.dataset.compare import Damage
-from beam_pipeline.dataset.sidecars import Sidecars
+from beam_pipeline.dataset.shard_files import finished_shards
 from beam_pipeline.dataset.state import JobState
 from beam_pipeline.errors import ImageShardsError, StorageError, UnforeseenError, UsageError, from_worker
 from beam_pipeline.inputs import limits
@@ -216,7 +216,7 @@ def _finished_shards(config: Config) -> Counter[str]:
     config = dataclasses.replace(config, io_deadline=min(config.io_deadline, _REMOTE_EVERY_S))
     with suppress(StorageError):
         if plan := JobState(config).planned():
-            return Counter(shards=Sidecars(config).count(), shards_planned=plan.shards)
+            return Counter(shards=finished_shards(config), shards_planned=plan.shards)
     return Counter()
 
 

@@ -157,9 +157,8 @@ def _change(ref: ImageRef, md5: bytes, data: bytes) -> str:
     """How an image differs from what was listed; "" if it doesn't."""
     if len(data) != ref.source_bytes:
         return f"listed with {ref.source_bytes} bytes, read {len(data)}"
-    kind, _, listed = ref.etag.partition(":")
-    if kind == "md5" and listed != md5.hex():
-        return f"listed with MD5 {listed}, read {md5.hex()}"
-    if kind == "crc32c" and int(listed, 16) != google_crc32c.value(data):
-        return f"listed with CRC-32C {listed}, read {google_crc32c.value(data):08x}"
+    if ref.md5 and ref.md5 != md5:
+        return f"listed with MD5 {ref.md5.hex()}, read {md5.hex()}"
+    if isinstance(ref.etag, int) and ref.etag != google_crc32c.value(data):
+        return f"listed with CRC-32C {ref.etag:08x}, read {google_crc32c.value(data):08x}"
     return ""

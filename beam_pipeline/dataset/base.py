@@ -22,7 +22,7 @@ from beam_pipeline.config import Config
 from beam_pipeline.conversion.fetch import Stored
 from beam_pipeline.errors import CorruptRecordError, NotPublishedError, StorageError, UsageError
 from beam_pipeline.images import FLAG_NAMES, EncodedImage, ImageOptions, SourceInfo, codec_versions
-from beam_pipeline.inputs.references import ImageRef, listed_md5
+from beam_pipeline.inputs.references import ImageRef
 from beam_pipeline.schema import example, table
 from beam_pipeline.schema.job import Counts, TakenImages
 from beam_pipeline.schema.manifest import Content, parse_manifest
@@ -134,7 +134,7 @@ def unchanged(config: Config, refs: Sequence[ImageRef]) -> tuple[int, int]:
     except Exception:
         return 0, 0  # the job would go on without it
     same = [ref for ref, match in zip(refs, matches, strict=True) if match is not None and match.may_be_same]
-    return len(same), sum(is_listed and listed_md5(ref) is not None for ref in same)
+    return len(same), sum(is_listed and ref.md5 is not None for ref in same)
 
 
 def _are_listed(config: Config) -> bool:
@@ -220,7 +220,7 @@ class _Base:
                 sizes, md5s = columns["source_bytes"][rows].tolist(), columns["source_md5"][rows]
                 for index, row, size, md5 in zip(indices[at].tolist(), rows.tolist(), sizes, md5s, strict=True):
                     ref, then = refs[index], md5.tobytes()
-                    now = listed_md5(ref) if is_listed else None
+                    now = ref.md5 if is_listed else None
                     may_be_same = size == ref.source_bytes and now in (None, then)
                     matches[index] = _Match(shard, row, then, may_be_same, now is not None)
         return matches

@@ -31,7 +31,7 @@ _RETRY_S, _MAX_RETRIES = 0.02, 5  # a look at whether a lock is free holds it fo
 class SupersededError(ImageShardsError):
     """The version isn't this job's any more: its claim is gone, or there is a manifest.
 
-    Another job of the same plan may have published it, which is fine: `JobState.outcome` says so.
+    Another job of the same plan may have published it, which is fine: `JobState.has_published` says so.
     """
 
     @classmethod

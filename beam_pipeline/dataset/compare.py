@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -13,9 +12,10 @@ from typing import Any, NamedTuple
 from beam_pipeline import schema, storage
 from beam_pipeline.config import Config
 from beam_pipeline.conversion.fetch import convert_all
+from beam_pipeline.dataset.state import read_run
 from beam_pipeline.errors import ImageShardsError, StorageError, UsageError
 from beam_pipeline.inputs import folders
-from beam_pipeline.inputs.references import ImageRef, content_fields, listed_md5, listing_fields, reference_fields
+from beam_pipeline.inputs.references import ImageRef, content_fields, listing_fields, reference_fields
 from beam_pipeline.schema import ShardName, is_ours
 from beam_pipeline.schema.job import ComparedInputs, ReferenceSum, as_run
 from beam_pipeline.schema.manifest import Content, FileSize, Shard
@@ -126,16 +126,6 @@ def _summary(manifest: Content, compared: int, unread: int, by: str) -> str:
     others = ["files"] * (by == _SIZES) + [plural(unread, "image")] * bool(unread)
     unchecked = f"; contents of {' and '.join(others)} were not checked: --repair checks them" if others else ""
     return ", ".join(parts) + unchecked
-
-
-def read_run(config: Config) -> dict[str, Any]:
-    """Content of run.json, which `as_run` types; empty if it can't be read: the version is valid without it."""
-    url = storage.join(config.dataset_url, schema.RUN_FILE)
-    try:
-        run = json.loads(storage.open_storage(url, config.first_contact_s).read(url))
-    except (OSError, ValueError, RecursionError, StorageError):
-        return {}
-    return run if isinstance(run, dict) else {}
 
 
 def _check_name(config: Config, manifest: Content) -> None:
@@ -274,7 +264,7 @@ def with_md5(config: Config, refs: Iterable[ImageRef]) -> Iterator[tuple[ImageRe
     if config.repair:
         yield from ((image.ref, image.md5) for image in convert_all(config, refs, lambda *_: None))
     else:
-        yield from ((ref, listed_md5(ref) if ref.source_bytes <= most_bytes else b"") for ref in refs)
+        yield from ((ref, ref.md5 if ref.source_bytes <= most_bytes else b"") for ref in refs)
 
 
 def read_and_compare(

@@ -10,7 +10,8 @@ from contextlib import contextmanager
 
 from beam_pipeline import storage
 from beam_pipeline.config import Config, wrong
-from beam_pipeline.dataset.state import JobState, own_files
+from beam_pipeline.dataset.state import JobState
+from beam_pipeline.dataset.version import own_files
 from beam_pipeline.errors import NotPublishedError, OtherFormatError, StorageError, UsageError
 from beam_pipeline.inputs import checks, exclude, manifest_rows
 from beam_pipeline.schema import INDEX_FOLDER, MANIFEST_FILE, REJECTS_FILE, ShardName

@@ -18,9 +18,10 @@ import msgspec
 from beam_pipeline import schema, storage
 from beam_pipeline.config import Config
 from beam_pipeline.dataset.claim import SupersededError
-from beam_pipeline.dataset.sidecars import Sidecars
-from beam_pipeline.dataset.state import JobState, Outcome, run_concurrently, shard_names, withdraw
+from beam_pipeline.dataset.shard_files import ShardFiles
+from beam_pipeline.dataset.state import JobState, run_concurrently, shard_names
 from beam_pipeline.dataset.totals import DatasetTotals, SummedFile
+from beam_pipeline.dataset.version import withdraw
 from beam_pipeline.dataset.writer import ClaimedPlan
 from beam_pipeline.errors import ImageShardsError, MissingFileError
 from beam_pipeline.schema import ShardName, canonical_json, is_ours
@@ -51,7 +52,7 @@ def publish(config: Config, claimed: ClaimedPlan, run: Run) -> Content:
         return _publish(config, state, plan, run)
     except SupersededError:
         # By an earlier attempt at this step, or by another job of this plan?
-        manifest = state.manifest() if state.outcome(plan) is Outcome.PUBLISHED else None
+        manifest = state.manifest() if state.has_published(plan) else None
         if manifest is None:
             withdraw(config, state, plan)
             raise
@@ -61,14 +62,15 @@ def publish(config: Config, claimed: ClaimedPlan, run: Run) -> Content:
 
 def _publish(config: Config, state: JobState, plan: Plan, run: Run) -> Content:
     store = storage.open_storage(config.output, config.io_deadline)
+    url_of = partial(storage.join, config.dataset_url)
 
     def put(file: str, content: bytes | IO[bytes]) -> None:
-        state.put(storage.join(config.dataset_url, file), content, listed.get(file), state.check)
+        state.put(url_of(file), content, listed.get(url_of(file)), state.check)
 
     def look() -> dict[str, ListedFile]:
         files: dict[str, ListedFile] = {}
         with suppress(MissingFileError):  # a job that overwrites has deleted the folder
-            files = {file.path: file for file in store.files(config.dataset_url)}
+            files = {url_of(file.path): file for file in store.files(config.dataset_url)}
         state.check()  # what another job writes after this has a generation that is not replaced
         return files
 
@@ -96,13 +98,13 @@ def _publish(config: Config, state: JobState, plan: Plan, run: Run) -> Content:
         files[schema.RUN_FILE] = document_bytes(totals.run(run))
         last = [(file, files.pop(file)) for file in (schema.DATASET_INFO_FILE,) if file in files]
         listed = looked.result()
-        if schema.MANIFEST_FILE in listed and state.outcome(plan) is Outcome.PUBLISHED:
+        if url_of(schema.MANIFEST_FILE) in listed and state.has_published(plan):
             raise SupersededError.published(config.dataset_url)
         # A job that lost the claim may have written files since this one listed and deleted its files.
         shards = shard_names(config, plan.splits)
         expected = {*sums, schema.RUN_FILE, *(file for name in shards for file in (name.file, name.table_file))}
         others = [file for file in listed.values() if is_ours(file.path, config.name) and file.path not in expected]
-        deleted = {storage.join(config.dataset_url, file.path): file.generation for file in others}
+        deleted = {url_of(file.path): file.generation for file in others}
         run_concurrently(partial(state.delete_all, deleted), *(partial(put, *item) for item in files.items()))
     run_concurrently(state.check, *(partial(put, *item) for item in last))
     _commit(config, state, seal_manifest(manifest))
@@ -150,16 +152,17 @@ def _sidecars(
     config: Config, state: JobState, plan: Plan, listing: Callable[[], dict[str, ListedFile]]
 ) -> Iterator[tuple[ShardName, Sidecar]]:
     """Every planned shard's sidecar, in order of split and number, its files checked, some requests ahead."""
-    names, sidecars = shard_names(config, plan.splits), Sidecars(config)
+    names = shard_names(config, plan.splits)
 
     def checked(name: ShardName) -> tuple[ShardName, Sidecar]:
-        sidecar, listed = sidecars.read(name), listing()  # which first says it if the claim is lost
+        files = ShardFiles(config, name)
+        sidecar, files.seen = files.read_sidecar(), listing()  # which first says it if the claim is lost
         if sidecar is None or sidecar.plan != plan.sha256:
             state.check()
-            if state.outcome(plan) is Outcome.PUBLISHED:  # by an earlier attempt, which deleted it
+            if state.has_published(plan):  # by an earlier attempt, which deleted it
                 raise SupersededError.published(config.dataset_url)
             raise ImageShardsError(f"shard {name.file} was not written: run the same command again")
-        if different := sidecars.difference(name, sidecar, listed.get, reads=False):
+        if different := files.difference(sidecar, reads=False):
             raise ImageShardsError(
                 f"{different} is not what this job wrote: nothing is published; run the same command again"
             )

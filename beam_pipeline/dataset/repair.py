@@ -9,7 +9,7 @@ from beam_pipeline import schema, storage
 from beam_pipeline.config import Config
 from beam_pipeline.dataset.compare import Damage
 from beam_pipeline.dataset.publish import metadata_files, reject_lines
-from beam_pipeline.dataset.sidecars import Sidecars
+from beam_pipeline.dataset.shard_files import ShardFiles
 from beam_pipeline.dataset.state import JobState, shard_names
 from beam_pipeline.dataset.totals import SummedFile, run_index, run_rows_array
 from beam_pipeline.dataset.writer import ClaimedPlan
@@ -63,8 +63,8 @@ def _restored_files(
     yield from ((file, [data]) for file, data in metadata_files(manifest).items() if file in damage.files)
     if schema.REJECTS_FILE in damage.files:
         # Shards that had rejects are all among the corrupt ones; the others' lines are empty.
-        sidecars = (Sidecars(config).read(name) for name in names if (name.split, name.index) in damage.shards)
-        yield schema.REJECTS_FILE, (reject_lines(sidecar) for sidecar in sidecars if sidecar)
+        rewritten = (ShardFiles(config, name) for name in names if (name.split, name.index) in damage.shards)
+        yield schema.REJECTS_FILE, (reject_lines(sidecar) for files in rewritten if (sidecar := files.read_sidecar()))
 
 
 def _record_bytes(config: Config, name: ShardName, manifest: Content) -> list[int]:
@@ -73,7 +73,7 @@ def _record_bytes(config: Config, name: ShardName, manifest: Content) -> list[in
     Raises:
         ImageShardsError: its record table is corrupt, which its size didn't show.
     """
-    url = storage.join(config.dataset_url, name.table_file)
+    url = ShardFiles(config, name).table
     data = storage.open_storage(url, config.io_deadline).read(url)
     if schema.sha256(data) != manifest.tables[name.table_file].sha256:
         raise ImageShardsError(f"{name.table_file} is corrupt: use --repair")

@@ -9,11 +9,11 @@ from __future__ import annotations
 import gzip
 import threading
 from array import array
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import IO, Any, NamedTuple
 
 import numpy as np
 
@@ -26,20 +26,18 @@ from beam_pipeline.conversion.versions import check_versions
 from beam_pipeline.dataset.base import stored_images
 from beam_pipeline.dataset.claim import SupersededError
 from beam_pipeline.dataset.progress import report
-from beam_pipeline.dataset.sidecars import Sidecars
-from beam_pipeline.dataset.state import JobState, Outcome, run_concurrently, withdraw
+from beam_pipeline.dataset.shard_files import ShardFiles
+from beam_pipeline.dataset.state import JobState, run_concurrently
 from beam_pipeline.dataset.totals import SummedFile
+from beam_pipeline.dataset.version import withdraw
 from beam_pipeline.errors import ImageShardsError, Reject
 from beam_pipeline.images import EncodedImage
 from beam_pipeline.inputs.references import ImageRef, content_fields, listing_fields
 from beam_pipeline.schema import ShardName, example, table
 from beam_pipeline.schema.job import Counts, Plan, ReferenceSum, RejectLine, Sidecar, add_counts
 from beam_pipeline.schema.manifest import Column, Content, Shard, file_sums, seal_manifest
-from beam_pipeline.storage import ListedFile
 
 _GZIP_LEVEL = 6
-
-Seen = Mapping[str, ListedFile | None]  # URL → what was there before the claim was looked at
 
 
 class ClaimedPlan(NamedTuple):
@@ -84,7 +82,7 @@ class ShardWriter:
         self._cancelled = cancelled or threading.Event()
         self._class_ids = {label: number for number, label in enumerate(plan.classes)}
         self._target = storage.open_storage(config.output, config.io_deadline)
-        self._state, self._sidecars = JobState(config, claimed.run), Sidecars(config)
+        self._state = JobState(config, claimed.run)
         self._done = self._counted_before = 0
 
     def write(self, split: str, index: int, refs: Iterable[ImageRef]) -> Finished:
@@ -98,12 +96,11 @@ class ShardWriter:
             ImageShardsError: storage failed for good, or the right to write is lost.
         """
         name = ShardName(self._config.name, split, index, self._plan.splits[split].shards)
+        files = ShardFiles(self._config, name)
         try:
-            files = (name.file, name.index_file, name.table_file)
-            urls = [*map(self._url, files), self._sidecars.url(name)]
-            looks = (partial(self._target.stat, url) for url in urls)
-            sidecar, _, *stats = run_concurrently(partial(self._sidecars.read, name), self._check, *looks)
-            was_finished = sidecar is not None and self._is_finished(name, sidecar)
+            sidecar = files.look(self._check)
+            is_planned = sidecar and sidecar.plan == self._plan.sha256  # by an earlier attempt at this plan
+            was_finished = bool(sidecar and is_planned and not files.difference(sidecar, reads=True))
             if sidecar is None or not was_finished:
                 in_order = sorted(refs, key=lambda ref: (ref.order_key, ref.path, ref.label))
                 if twice := next((ref.path for ref, following in pairwise(in_order) if ref.path == following.path), ""):
@@ -113,9 +110,9 @@ class ShardWriter:
                 # A repair's attempts share no plan: no marker tells what an earlier one died of.
                 marker = shard_marker(name) if self._repaired is None else ""
                 with decoding(self._config, marker) as decoder:
-                    sidecar = self._convert(name, in_order, dict(zip(urls, stats, strict=True)), decoder)
+                    sidecar = self._convert(files, in_order, decoder)
         except SupersededError:
-            if self._repaired is not None or self._state.outcome(self._plan) is not Outcome.PUBLISHED:
+            if self._repaired is not None or not self._state.has_published(self._plan):
                 withdraw(self._config, self._state, self._plan)
                 raise
             sidecar, was_finished = None, True
@@ -129,14 +126,8 @@ class ShardWriter:
         before, self._counted_before = self._counted_before, self._done
         return self._counted_before - before
 
-    def _is_finished(self, name: ShardName, sidecar: Sidecar) -> bool:
-        """Whether an earlier attempt at this plan wrote the shard."""
-        if sidecar.plan != self._plan.sha256:
-            return False
-        return not self._sidecars.difference(name, sidecar, lambda file: self._target.stat(self._url(file)), reads=True)
-
-    def _convert(self, name: ShardName, refs: list[ImageRef], seen: Seen, decoder: Callable[[], Decoder]) -> Sidecar:
-        url, sidecar_url = self._url(name.file), self._sidecars.url(name)
+    def _convert(self, files: ShardFiles, refs: list[ImageRef], decoder: Callable[[], Decoder]) -> Sidecar:
+        name = files.name
         counts, listing, content = Counts(), ReferenceSum(), ReferenceSum()
         one_hot_classes = len(self._class_ids) if self._config.one_hot else 0
         rows = TableRows(self._plan.features)
@@ -170,18 +161,16 @@ class ShardWriter:
                     "use --overwrite"
                 )
             self._check()
-            there = seen[url]
+            there = files.seen[files.shard]
             if there is None or (there.bytes, there.crc32c) != (out.bytes, out.crc32c):
-                self._state.put(url, file, there, self._check)
-        small: dict[str, bytes] = {}
-        columns = rows.table()
-        small[name.table_file], index_sums = columns, None
+                self._put(files, files.shard, file)
+        columns, index_sums = rows.table(), None
+        small = {files.table: columns}
         if self._config.compression == "none":  # else there is no index: records can't be read from the middle
-            index = small[name.index_file] = index_text(rows.bytes)
+            index = small[files.index] = index_text(rows.bytes)
             index_sums = file_sums(index)
-        urls = {self._url(file): content for file, content in small.items()}
-        writes = [partial(self._state.put, url, content, seen[url], self._check) for url, content in urls.items()]
-        listed = run_concurrently(partial(self._target.stat, url), self._check, *writes)[0]
+        writes = (partial(self._put, files, url, content) for url, content in small.items())
+        listed = run_concurrently(partial(self._target.stat, files.shard), self._check, *writes)[0]
         sidecar = Sidecar(
             plan=self._plan.sha256,
             shard=Shard(
@@ -194,13 +183,13 @@ class ShardWriter:
                 content_fingerprint=content.hex,
                 table=file_sums(columns),
             ),
-            etag=listed.etag if listed else "",
+            etag=storage.etag_text(listed.etag) if listed else "",
             index=index_sums,
             runs=tuple(schema.run_rows(name.index, rows.bytes)) if index_sums else (),
             counts=counts,
             rejected=tuple(rejected),
         )
-        self._state.put(sidecar_url, seal_manifest(sidecar), seen[sidecar_url], self._check)
+        self._put(files, files.sidecar, seal_manifest(sidecar))
         if self._cancelled.is_set():  # no later step finds that the claim is lost
             self._check()
         return sidecar
@@ -221,8 +210,8 @@ class ShardWriter:
         self._state.check(self._repaired.self_sha256 if self._repaired else "")
         self._check_cancelled()
 
-    def _url(self, file: str) -> str:
-        return storage.join(self._config.dataset_url, file)
+    def _put(self, files: ShardFiles, url: str, content: bytes | IO[bytes]) -> None:
+        self._state.put(url, content, files.seen[url], self._check)
 
     @contextmanager
     def _compressed(self, out: SummedFile) -> Iterator[Any]:

@@ -26,6 +26,7 @@ from beam_pipeline.inputs.references import ImageRef, class_name, image_url, lab
 from beam_pipeline.schema import BOX_NAME, NAME_PATTERN, example, is_utf8, relative_path_bytes
 from beam_pipeline.schema.manifest import Column
 from beam_pipeline.schema.table import order_key
+from beam_pipeline.storage import Etag
 from beam_pipeline.text import first_few, plural
 
 _UNKNOWN_SIZE = -1
@@ -267,12 +268,12 @@ def _to_size(cell: Any) -> int:
     return size
 
 
-def _to_etag(cell: Any) -> str:
+def _to_etag(cell: Any) -> Etag:
     if cell in (None, ""):
         return ""
     if not _MD5.fullmatch(md5 := str(cell).lower()):
         raise ValueError
-    return f"md5:{md5}"
+    return bytes.fromhex(md5)
 
 
 def _digits(cell: Any) -> str:

@@ -19,6 +19,7 @@ from beam_pipeline.config import BY_NAME, Config
 from beam_pipeline.errors import UsageError
 from beam_pipeline.schema import is_utf8, normal_path_bytes, relative_path_bytes
 from beam_pipeline.schema.table import order_key
+from beam_pipeline.storage import Etag, etag_text
 
 KEY_BITS = 64
 LARGEST_SAMPLE = 512
@@ -32,7 +33,7 @@ class ImageRef(NamedTuple):
     Attributes:
         path: relative to the input, `/` separators, as listed; the full URL if a manifest's row is outside the input.
         source_bytes: size of the source file.
-        etag: `ListedFile.etag`, or "".
+        etag: `ListedFile.etag`, or the MD5 of a manifest's row.
         label: class name.
         split: `train`, `validation`, …
         order_key: 64-bit position in the global order; ties go by `path`.
@@ -41,16 +42,16 @@ class ImageRef(NamedTuple):
 
     path: str
     source_bytes: int
-    etag: str
+    etag: Etag
     label: str
     split: str
     order_key: int
     features: tuple[bytes, ...] = ()
 
-
-def listed_md5(ref: ImageRef) -> bytes | None:
-    """The MD5 that the listing or the manifest gives; None without one."""
-    return bytes.fromhex(ref.etag[4:]) if ref.etag.startswith("md5:") else None
+    @property
+    def md5(self) -> bytes | None:
+        """The MD5 that the listing or the manifest gives; None without one."""
+        return self.etag if isinstance(self.etag, bytes) else None
 
 
 def split_hash(group: str) -> int:
@@ -95,7 +96,7 @@ def listing_fields(ref: ImageRef) -> list[bytes]:
 
 def reference_fields(ref: ImageRef) -> list[bytes]:
     """The same with the etag or mtime, which shows within one storage whether an image is unchanged."""
-    return [*listing_fields(ref), ref.etag.encode()]
+    return [*listing_fields(ref), etag_text(ref.etag).encode()]
 
 
 def content_fields(ref: ImageRef, md5: bytes) -> list[bytes]:
@@ -116,7 +117,7 @@ def ref_maker(config: Config) -> Callable[..., ImageRef]:
     seed, hash_of, splits = config.seed, split_hasher(config), Splits(config.split_fractions or {"train": Fraction(1)})
 
     def make(
-        path: str, byte_count: int, etag: str, label: str, split: str | None, features: tuple[bytes, ...] = ()
+        path: str, byte_count: int, etag: Etag, label: str, split: str | None, features: tuple[bytes, ...] = ()
     ) -> ImageRef:
         if split is None:
             split = "" if config.stratify else splits.of(hash_of(path))

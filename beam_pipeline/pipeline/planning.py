@@ -12,7 +12,7 @@ from apache_beam.transforms.window import GlobalWindows
 from beam_pipeline.config import Config
 from beam_pipeline.dataset import answers, base
 from beam_pipeline.dataset.progress import report
-from beam_pipeline.dataset.state import JobState
+from beam_pipeline.dataset.version import prepare
 from beam_pipeline.dataset.writer import ClaimedPlan
 from beam_pipeline.inputs.folders import ListingSummary
 from beam_pipeline.pipeline import elements
@@ -122,7 +122,7 @@ def prepare_output(plan: Plan, config: Config) -> ClaimedPlan:
     Raises:
         ImageShardsError: another job is writing the version.
     """
-    claimed = ClaimedPlan(plan, JobState(config).prepare(plan))
+    claimed = ClaimedPlan(plan, prepare(config, plan))
     report(shards_planned=plan.shards, images_planned=plan.images)
     counter(elements.SHARDS_PLANNED).inc(plan.shards)
     counter(elements.IMAGES_PLANNED).inc(plan.images)

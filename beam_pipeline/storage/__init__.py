@@ -21,7 +21,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from fnmatch import fnmatchcase
-from typing import IO, Any, Literal, NamedTuple
+from typing import IO, Any, Literal, NamedTuple, TypeAlias
 
 import google_crc32c
 
@@ -92,14 +92,24 @@ def has_password(url: str) -> bool:
     return _PASSWORD.match(url) is not None
 
 
+#: Identifies the content of a file: its MD5; its CRC-32C; or a text that is comparable within one store only,
+#: `mtime_ns:…` or `etag:…`, "" if the store tells nothing.
+Etag: TypeAlias = bytes | int | str
+
+
+def etag_text(etag: Etag) -> str:
+    """An etag as documents and fingerprints hold it."""
+    if isinstance(etag, bytes):
+        return f"md5:{etag.hex()}"
+    return f"crc32c:{etag:08x}" if isinstance(etag, int) else etag
+
+
 class ListedFile(NamedTuple):
     """One file of a listing."""
 
     path: str  # relative to the listed folder, `/` separators
     bytes: int
-    #: Identifies the content: `md5:` or `crc32c:` with hexadecimal digits, `mtime_ns:`, or `etag:`, which is comparable
-    #: within one store only.
-    etag: str
+    etag: Etag
     crc32c: int | None = None  # of the content, if the store knows it
     generation: str = ""  # identifies this version of a file, for writing and deleting as found
 

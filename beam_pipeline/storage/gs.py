@@ -193,10 +193,8 @@ def _listed(path: str, blob: Blob) -> ListedFile:
     if blob.size is None:
         raise Incomplete("it is no object's metadata")
     crc32c = int.from_bytes(base64.b64decode(blob.crc32c)) if blob.crc32c else None
-    etag = "" if crc32c is None else f"crc32c:{crc32c:08x}"
-    if blob.md5_hash:
-        etag = f"md5:{base64.b64decode(blob.md5_hash).hex()}"
-    return ListedFile(path, blob.size, etag, crc32c, str(blob.generation or ""))
+    md5 = base64.b64decode(blob.md5_hash) if blob.md5_hash else None
+    return ListedFile(path, blob.size, md5 or ("" if crc32c is None else crc32c), crc32c, str(blob.generation or ""))
 
 
 def _credentials() -> Any:

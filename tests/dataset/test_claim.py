@@ -20,6 +20,7 @@ from beam_pipeline import storage
 from beam_pipeline.config import Config
 from beam_pipeline.dataset.claim import CLAIM_FILE, Claim, ClaimedError, SupersededError, VersionLock
 from beam_pipeline.dataset.state import JobState
+from beam_pipeline.dataset.version import prepare
 from beam_pipeline.errors import StorageError
 from beam_pipeline.schema.manifest import PlannedSplit
 from tests import make
@@ -192,11 +193,11 @@ def test_without_locks_a_warning_says_so_and_the_claim_alone_decides(
     assert len(lines) == 1 and "1.0.0.lock: can't be locked here" in lines[0] and os.strerror(number) in lines[0]
     assert list((tmp_path / "photos/_state").iterdir()) == []
     lock(tmp_path).check()
-    JobState(some).prepare(PLAN)
+    prepare(some, PLAN)
     one.release()
-    assert JobState(config(tmp_path)).prepare(PLAN) == some.context.id
+    assert prepare(config(tmp_path), PLAN) == some.context.id
     with pytest.raises(ClaimedError, match=RESTART):
-        JobState(config(tmp_path)).prepare(OTHER)
+        prepare(config(tmp_path), OTHER)
 
 
 # --- who may write: the rules
@@ -250,7 +251,7 @@ def test_who_may_write(
     def begin(run: Config, plan: object, is_command: bool) -> str:
         if is_command:
             locks[run.context.id].acquire()
-        return JobState(run).prepare(plan)
+        return prepare(run, plan)
 
     def begin_first() -> None:
         begin(before, PLAN, first.endswith("command"))
@@ -279,9 +280,9 @@ def test_before_it_has_a_plan_a_command_keeps_pipelines_out(tmp_path: Path) -> N
     command = lock(tmp_path)
     command.acquire()
     with pytest.raises(ClaimedError, match=WAIT):
-        JobState(config(tmp_path)).prepare(PLAN)
+        prepare(config(tmp_path), PLAN)
     command.release()
-    JobState(config(tmp_path)).prepare(PLAN)
+    prepare(config(tmp_path), PLAN)
 
 
 def test_a_killed_command_s_claim_on_a_version_that_is_published_goes_with_the_next_command(tmp_path: Path) -> None:

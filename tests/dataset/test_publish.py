@@ -20,8 +20,9 @@ import reader
 from beam_pipeline import images, schema, storage
 from beam_pipeline.config import Config
 from beam_pipeline.dataset.publish import metadata_files, publish
-from beam_pipeline.dataset.sidecars import Sidecars
+from beam_pipeline.dataset.shard_files import ShardFiles
 from beam_pipeline.dataset.state import JobState
+from beam_pipeline.dataset.version import prepare
 from beam_pipeline.dataset.writer import ClaimedPlan, ShardWriter
 from beam_pipeline.errors import ImageShardsError
 from beam_pipeline.inputs.folders import all_images
@@ -127,7 +128,7 @@ def write_shards(photos: Path, output: str, shards_written: int = 2, shards: int
     split = plan_split(histogram, shards)
     parts = {"classes": ("ant", "bee", "cat"), "splits": {"train": split}, "codec": images.codec_versions()}
     plan = make.plan_of(configuration=config.fingerprint(), inputs="40-abc", **parts)
-    claimed = ClaimedPlan(plan, JobState(config).prepare(plan))
+    claimed = ClaimedPlan(plan, prepare(config, plan))
     for index in range(shards_written):
         ShardWriter(config, claimed).write(
             "train", index, [ref for ref in refs if split.shard_of(ref.order_key) == index]
@@ -234,10 +235,10 @@ def remote(gcs: Gcs, photos: Path) -> Job:
 def test_a_job_whose_plan_another_one_has_published_ends_well(remote: Job) -> None:
     config, plan = remote
     second = join(config)
-    JobState(second).prepare(plan.plan)
+    prepare(second, plan.plan)
     manifest = publish(config, plan, Run())
     before = names(config)
-    JobState(second).prepare(plan.plan)
+    prepare(second, plan.plan)
     assert ShardWriter(second, plan).write("train", 0, []).was_finished
     assert publish(second, plan, Run()).content_fingerprint == manifest.content_fingerprint
     assert names(config) == before
@@ -249,17 +250,17 @@ def test_a_version_that_may_be_of_other_images_is_not_taken_for_ours(remote: Job
     # With the same names and sizes: only the etags differ, which run.json alone has.
     config, plan = remote
     second = join(config)
-    JobState(second).prepare(plan.plan)
+    prepare(second, plan.plan)
     publish(config, plan, Run())
     store, url = storage.open_storage(config.output), f"{config.dataset_url}/run.json"
     store.write(url, json.dumps({"inputs": run}).encode()) if run else store.delete(url)
     with pytest.raises(ImageShardsError, match=r"was published by another job .* run the command again"):
-        JobState(second).prepare(plan.plan)
+        prepare(second, plan.plan)
     with pytest.raises(ImageShardsError, match="another job has taken over this version"):
         ShardWriter(second, plan).write("train", 0, [])
 
 
-@pytest.mark.parametrize(("kind", "method"), [(Sidecars, "read"), (JobState, "check")])
+@pytest.mark.parametrize(("kind", "method"), [(ShardFiles, "read_sidecar"), (JobState, "check")])
 def test_a_job_whose_plan_is_published_meanwhile_ends_well(
     remote: Job, kind: type, method: str, monkeypatch: MonkeyPatch
 ) -> None:
@@ -287,7 +288,7 @@ def test_a_manifest_that_came_too_late_is_taken_back(remote: Job, monkeypatch: M
 
 def begin_again(config: Config, plan: ClaimedPlan, **more: bool) -> None:
     """What another job does with another plan and `--restart`."""
-    JobState(join(config, restart=True, **more)).prepare(replace(plan.plan, inputs="other"))
+    prepare(join(config, restart=True, **more), replace(plan.plan, inputs="other"))
 
 
 def test_a_local_job_whose_folder_another_one_has_deleted_says_so(

@@ -16,8 +16,9 @@ from beam_pipeline.config import Config
 from beam_pipeline.conversion.attempts import Attempts, sample_marker
 from beam_pipeline.dataset import answers
 from beam_pipeline.dataset.claim import SupersededError
-from beam_pipeline.dataset.sidecars import Sidecars
-from beam_pipeline.dataset.state import JobState, own_files
+from beam_pipeline.dataset.shard_files import ShardFiles
+from beam_pipeline.dataset.state import JobState
+from beam_pipeline.dataset.version import own_files, prepare
 from beam_pipeline.errors import ImageShardsError, StorageError
 from beam_pipeline.schema import ShardName, is_ours
 from beam_pipeline.schema.job import Counts, Plan, PlannedJob, Sidecar
@@ -59,9 +60,9 @@ def put(config: Config, *names: str) -> None:
         storage.open_storage(config.output).write(f"{config.dataset_url}/{name}", b"old")
 
 
-def another(config: Config, **more: bool) -> JobState:
-    """The state as another job of the same version sees it."""
-    return JobState(dataclasses.replace(config, **more).in_run(id=uuid.uuid4().hex))
+def another(config: Config, **more: bool) -> Config:
+    """Of another job of the same version."""
+    return dataclasses.replace(config, **more).in_run(id=uuid.uuid4().hex)
 
 
 def save_sidecar(state: JobState) -> None:
@@ -88,15 +89,14 @@ def test_every_part_of_a_plan_is_in_its_hash() -> None:
 
 @pytest.mark.parametrize(("flag", "plan"), [("overwrite", OTHER), ("restart", OTHER), ("restart", PLAN)])
 def test_another_plan_or_restart_voids_all_that_was_written(config: Config, flag: str, plan: Plan) -> None:
-    state = JobState(config)
-    state.prepare(PLAN)
-    save_sidecar(state)
+    prepare(config, PLAN)
+    save_sidecar(JobState(config))
     put(config, NAME.file, NAME.index_file, "dataset_info.json", "notes.txt", *["manifest.json"] * (flag != "restart"))
     storage.open_storage(config.output).write(f"{config.output}/photos/2.0.0/manifest.json", b"old")
-    another(config, **{flag: True}).prepare(plan)
+    prepare(another(config, **{flag: True}), plan)
     kept = {"photos/1.0.0/notes.txt"} if flag == "restart" else set()
     assert files(config) == {*EMPTY, *kept, "photos/2.0.0/manifest.json"}, "only --overwrite deletes the user's files"
-    assert Sidecars(config).read(NAME) is None
+    assert ShardFiles(config, NAME).read_sidecar() is None
 
 
 def test_overwrite_follows_the_link_of_a_version_and_none_inside_it(local: Config, tmp_path: Path) -> None:
@@ -107,17 +107,18 @@ def test_overwrite_follows_the_link_of_a_version_and_none_inside_it(local: Confi
     for name in ("notes", "index"):
         (tmp_path / "disk" / name).symlink_to(tmp_path / name)
     Path(local.dataset_url).symlink_to(tmp_path / "disk")
-    JobState(dataclasses.replace(local, overwrite=True)).prepare(PLAN)
+    prepare(dataclasses.replace(local, overwrite=True), PLAN)
     assert Path(local.dataset_url).is_symlink() and not list((tmp_path / "disk").iterdir())
     assert files(local) == {*EMPTY, "notes/mine.txt", "index/mine.txt"}
 
 
 def test_an_overwrite_of_the_same_plan_stops_a_job_that_is_about_to_publish_it_again(config: Config) -> None:
     # The one that it shared the claim with has published, and was killed before it deleted the claim.
-    joined = JobState(config).prepare(PLAN)
+    joined = prepare(config, PLAN)
     put(config, "manifest.json", NAME.file)
-    overwriting = another(config, overwrite=True)
-    overwriting.prepare(PLAN)
+    other = another(config, overwrite=True)
+    prepare(other, PLAN)
+    overwriting = JobState(other)
     overwriting.check()
     assert files(config) == EMPTY
     with pytest.raises(SupersededError, match="another job has taken over this version"):
@@ -131,7 +132,7 @@ def test_the_manifest_goes_before_the_shards(local: Config, monkeypatch: pytest.
     put(local, NAME.file, "manifest.json", "dataset_info.json")
     deleted: list[str] = []
     monkeypatch.setattr(LocalStorage, "delete", lambda self, url, generation="": deleted.append(Path(url).name))
-    JobState(dataclasses.replace(local, overwrite=True)).prepare(PLAN)
+    prepare(dataclasses.replace(local, overwrite=True), PLAN)
     assert deleted == ["manifest.json", "dataset_info.json", NAME.file]
 
 
@@ -143,7 +144,7 @@ def test_a_version_that_another_job_published_meanwhile_is_left_alone(config: Co
     storage.open_storage(config.output).write(f"{config.dataset_url}/manifest.json", valid if repair else b"theirs")
     line = r"was published by another job while this one was running; run the command again$"
     with pytest.raises(ImageShardsError, match=line):
-        JobState(dataclasses.replace(config, repair=repair)).prepare(PLAN)
+        prepare(dataclasses.replace(config, repair=repair), PLAN)
     assert files(config) == {"photos/1.0.0/manifest.json", f"photos/1.0.0/{NAME.file}"}
 
 
@@ -169,7 +170,7 @@ def test_a_kill_of_the_preparation_leaves_a_version_of_ours(
         if hasattr(store, method):
             make.before(monkeypatch, type(store), method, step)
     with contextlib.suppress(Killed):
-        JobState(dataclasses.replace(config, overwrite=True)).prepare(PLAN)
+        prepare(dataclasses.replace(config, overwrite=True), PLAN)
     monkeypatch.undo()
     assert is_known()
 
@@ -200,13 +201,13 @@ def test_a_name_that_a_job_gives_is_ours_and_any_other_is_the_users(photos: Path
 
 def test_a_job_that_begins_from_nothing_deletes_ours_and_leaves_theirs(config: Config) -> None:
     put(config, *OURS, *THEIRS)
-    JobState(dataclasses.replace(config, repair=True)).prepare(PLAN)
+    prepare(dataclasses.replace(config, repair=True), PLAN)
     assert files(config) == {*EMPTY, *(f"photos/1.0.0/{name}" for name in THEIRS)}
 
 
 def test_an_index_folder_of_ours_alone_is_gone(local: Config) -> None:
     put(local, "index/train.runs.npy")
-    JobState(dataclasses.replace(local, repair=True)).prepare(PLAN)
+    prepare(dataclasses.replace(local, repair=True), PLAN)
     assert not list(Path(local.dataset_url).iterdir())
 
 
@@ -215,15 +216,16 @@ def test_an_index_folder_of_ours_alone_is_gone(local: Config) -> None:
 
 def test_a_broken_sidecar_is_none(config: Config) -> None:
     state = JobState(config)
-    assert Sidecars(config).read(NAME) is None
+    assert ShardFiles(config, NAME).read_sidecar() is None
     save_sidecar(state)
-    valid = storage.open_storage(config.output).read(f"{state.url}/shards/train-00001.json")
+    url = f"{state.url}/shards/train-00001.json"
+    valid = storage.open_storage(config.output).read(url)
     changed = (valid.replace(b'"records":3', b'"records":7'), valid.replace(b',"records":3', b""))
     for data in (b"", b"{}\n", b"[]\n", b'{"plan":"x"}\n', valid[:-9], *changed):
-        state.write("shards/train-00001.json", data)
-        assert Sidecars(config).read(NAME) is None, data
-    state.write("shards/train-00001.json", valid)
-    assert Sidecars(config).read(NAME) is not None
+        storage.open_storage(config.output).write(url, data)
+        assert ShardFiles(config, NAME).read_sidecar() is None, data
+    storage.open_storage(config.output).write(url, valid)
+    assert ShardFiles(config, NAME).read_sidecar() is not None
 
 
 # --- temporary files
@@ -257,7 +259,7 @@ def test_a_temporary_file_is_gone_in_any_case(config: Config, tmp_path: Path, mo
 
 
 def test_clearing_takes_along_what_killed_writes_left(local: Config) -> None:
-    JobState(local).prepare(PLAN)
+    prepare(local, PLAN)
     put(
         local,
         "manifest.json",
@@ -273,12 +275,12 @@ def test_clearing_takes_along_what_killed_writes_left(local: Config) -> None:
 
 def test_clearing_leaves_nothing_of_the_state_but_that_of_another_version(config: Config) -> None:
     state, other = JobState(config), JobState(dataclasses.replace(config, version="2.0.0"))
-    other.prepare(PLAN)
-    state.prepare(PLAN)
+    prepare(dataclasses.replace(config, version="2.0.0"), PLAN)
+    prepare(config, PLAN)
     put(config, "manifest.json")
     save_sidecar(state)
     for _ in range(2):  # what a killed publisher left is cleared by any later job
-        another(config).clear()
+        JobState(another(config)).clear()
     assert other.exists() and not state.has_leftovers()
     assert {file for file in files(config) if "2.0.0" not in file} == {"photos/1.0.0/manifest.json"}
     storage.open_storage(config.output).write(f"{config.output}/photos/2.0.0/manifest.json", b"")
@@ -289,11 +291,12 @@ def test_clearing_leaves_nothing_of_the_state_but_that_of_another_version(config
 @pytest.mark.parametrize("moment", ["it has the claim", "the old version is gone"])
 def test_clearing_leaves_the_state_of_a_job_that_overwrites(config: Config, moment: str) -> None:
     put(config, "manifest.json")
-    overwriting = another(config, overwrite=True)
+    other = another(config, overwrite=True)
+    overwriting = JobState(other)
     if moment == "it has the claim":
         overwriting.claim.acquire(OTHER.sha256)
     else:
-        overwriting.prepare(OTHER)
+        prepare(other, OTHER)
     before = files(config)
     JobState(config).clear()
     assert files(config) == before
@@ -301,8 +304,8 @@ def test_clearing_leaves_the_state_of_a_job_that_overwrites(config: Config, mome
 
 
 def test_a_job_whose_temporary_file_is_gone_because_another_one_has_published_is_told_so(local: Config) -> None:
+    prepare(local, PLAN)
     state = JobState(local)
-    state.prepare(PLAN)
     with state.temporary_file() as file:
         put(local, "manifest.json")
         state.clear()

@@ -18,7 +18,7 @@ import pytest
 from beam_pipeline import images, schema
 from beam_pipeline.config import Config
 from beam_pipeline.conversion.fetch import Converted, convert_all
-from beam_pipeline.dataset.sidecars import Sidecars
+from beam_pipeline.dataset.shard_files import ShardFiles
 from beam_pipeline.dataset.state import JobState
 from beam_pipeline.dataset.writer import ClaimedPlan, Finished, ShardWriter, index_text
 from beam_pipeline.errors import ImageShardsError, Reject
@@ -27,6 +27,7 @@ from beam_pipeline.inputs.references import ImageRef
 from beam_pipeline.schema import RejectReason, ShardName
 from beam_pipeline.schema.job import Counts, Sidecar
 from beam_pipeline.schema.manifest import PlannedSplit
+from beam_pipeline.storage import Etag
 from tests import make
 from tests.servers import Gcs
 
@@ -65,7 +66,7 @@ class Job:
 
     @property
     def sidecar(self) -> Sidecar:
-        found = Sidecars(self.config).read(NAME)
+        found = ShardFiles(self.config, NAME).read_sidecar()
         assert found is not None
         return found
 
@@ -230,7 +231,7 @@ def test_what_vanished_or_changed_is_a_reject(job: Job) -> None:
     refs = job.refs
     refs[0] = refs[0]._replace(path="ant/gone.jpg")
     refs[1] = refs[1]._replace(source_bytes=refs[1].source_bytes + 1)
-    refs[2] = refs[2]._replace(etag="md5:" + "0" * 32)
+    refs[2] = refs[2]._replace(etag=bytes(16))
     refs[3] = refs[3]._replace(source_bytes=1 << 40)
     sidecar = job.write()
     assert sidecar.counts.rejects == {"vanished": 1, "changed": 2, "too_many_bytes": 1}
@@ -264,13 +265,13 @@ def test_a_file_over_the_byte_limit_is_not_fetched(gcs: Gcs) -> None:
     [
         ("", True),
         ("mtime_ns:5", True),
-        (f"md5:{hashlib.md5(b'data').hexdigest()}", True),
-        (f"md5:{hashlib.md5(b'dat2').hexdigest()}", False),
-        (f"crc32c:{google_crc32c.value(b'data'):08x}", True),
-        (f"crc32c:{google_crc32c.value(b'dat2'):08x}", False),
+        (hashlib.md5(b"data").digest(), True),
+        (hashlib.md5(b"dat2").digest(), False),
+        (google_crc32c.value(b"data"), True),
+        (google_crc32c.value(b"dat2"), False),
     ],
 )
-def test_what_was_read_is_compared_with_what_was_listed(tmp_path: Path, etag: str, fine: bool) -> None:
+def test_what_was_read_is_compared_with_what_was_listed(tmp_path: Path, etag: Etag, fine: bool) -> None:
     (tmp_path / "a.jpg").write_bytes(b"data")
     found = convert_one(config(tmp_path, "/out"), ImageRef("a.jpg", 4, etag, "a", "train", 0))
     assert (found.md5, found.source_bytes) == (hashlib.md5(b"data").digest(), 4), "rejected or not"

@@ -130,7 +130,7 @@ def test_csv_rows(tmp_path: Path) -> None:
         "./a/2.jpg,dog,,,0,,,\r\n",
     )
     first, second = rows(path)
-    assert first[:5] == ("a/1.jpg", 10, f"md5:{MD5}", "cat", "train")
+    assert first[:5] == ("a/1.jpg", 10, bytes.fromhex(MD5), "cat", "train")
     texts = (example.bytes_feature(b"quoted, with\nline break"), example.bytes_feature(b"x", b"y z"))
     assert first.features == (example.int64_feature(7), example.float_feature(0.5, 1.5), *texts)
     assert second[:5] == ("a/2.jpg", 0, "", "dog", "train"), "there is no such file"

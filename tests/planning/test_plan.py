@@ -26,6 +26,7 @@ from beam_pipeline.planning.plan import (
 )
 from beam_pipeline.schema.job import Plan, ReferenceSum, document_bytes, read_document
 from beam_pipeline.schema.manifest import PlannedSplit
+from beam_pipeline.storage import Etag
 
 keys = st.integers(0, (1 << KEY_BITS) - 1)
 paths = st.text(st.characters(codec="utf-8"), min_size=1, max_size=20)
@@ -124,11 +125,19 @@ def test_different_images_have_different_sums(one: list[bytes], other: list[byte
 
 
 def test_the_listing_fingerprint_sees_path_size_label_split_and_features_but_no_etag() -> None:
-    ref = ImageRef("a/b.jpg", 10, "md5:1", "a", "train", 5, (b"f",))
+    ref = ImageRef("a/b.jpg", 10, b"1", "a", "train", 5, (b"f",))
     fields = references.listing_fields
     assert fields(ref._replace(etag="mtime_ns:7", order_key=6)) == fields(ref)
     changes = {"path": "a/c.jpg", "source_bytes": 11, "label": "b", "split": "test", "features": (b"g",)}
     assert all(fields(ref._replace(**{name: value})) != fields(ref) for name, value in changes.items())
+
+
+@pytest.mark.parametrize(
+    ("etag", "text"), [(b"\1" * 16, b"md5:" + b"01" * 16), (255, b"crc32c:000000ff"), ("etag:x", b"etag:x"), ("", b"")]
+)
+def test_an_etag_stands_as_text_in_the_sum_of_references(etag: Etag, text: bytes) -> None:
+    ref = ImageRef("a", 1, etag, "a", "train", 5)
+    assert references.reference_fields(ref) == [*references.listing_fields(ref), text]
 
 
 def test_a_sampled_image_counts_its_own_bytes_and_others_the_mean_of_their_size_class() -> None:

@@ -63,7 +63,7 @@ def test_a_local_listing_tells_an_edit_of_the_same_size(tmp_path: Path) -> None:
     (before,) = STORE.files(str(tmp_path))
     os.utime(tmp_path / "a", ns=(1, 1))
     (after,) = STORE.files(str(tmp_path))
-    assert before.etag.startswith("mtime_ns:")
+    assert str(before.etag).startswith("mtime_ns:")
     assert before.etag != after.etag
     assert after.crc32c is None
 
