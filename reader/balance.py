@@ -48,7 +48,7 @@ class Weights:
         return hashlib.blake2b(json.dumps(self.weights).encode(), digest_size=8).hexdigest()
 
 
-def weigh(selection: Selection | None, balance: Any, epoch_records: int | None) -> Weights | None:
+def parse_balance(selection: Selection | None, balance: Any, epoch_records: int | None) -> Weights | None:
     """The `balance` and `epoch_records` of `train_batches`, as numbers.
 
     Raises:
@@ -84,7 +84,7 @@ def weigh(selection: Selection | None, balance: Any, epoch_records: int | None) 
 
 
 def counts(weights: Sequence[int], draws: int) -> list[int]:
-    """How many of the first so many draws are of each class: class 0 against the rest, then class 1, and so on.
+    """Per-class counts among the first `draws` draws: class 0 against the rest, then class 1, and so on.
 
     Their sum is exact, and none ever falls when `draws` grows: the largest remainder does.
     """

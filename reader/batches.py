@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 from reader.augment import Augment
-from reader.balance import Weights, weigh
+from reader.balance import Weights, parse_balance
 from reader.cache import Cache
 from reader.features import warn_once
 from reader.hosts import AutoHost, Host, batch_size_of, integer, process_of_several, share_of_host
@@ -161,7 +161,7 @@ def _resolved(arguments: dict[str, Any]) -> dict[str, Any]:
     where = select(info, split, arguments["classes"], arguments["where"], or_all=balance is not None)
     resolved = {**arguments, "info": info, "host": host, "classes": None, "where": where}
     if "balance" in arguments:
-        resolved |= {"balance": weigh(where, balance, epoch_records), "epoch_records": None}
+        resolved |= {"balance": parse_balance(where, balance, epoch_records), "epoch_records": None}
     return resolved
 
 

@@ -59,7 +59,7 @@ class Stream(keras.utils.PyDataset):  # type: ignore[misc]
         self.move(batches)
 
     def move(self, batches: Batches) -> None:
-        """Begin the next epoch where these batches stand."""
+        """Begin the next epoch at the batches' current position."""
         with self._lock:
             self._batches = batches
             self._begin: State | None = None  # of the iteration that Keras is in, or didn't end
@@ -76,7 +76,7 @@ class Stream(keras.utils.PyDataset):  # type: ignore[misc]
         return 0
 
     def on_epoch_end(self) -> None:
-        """Go on to the next epoch if all batches of this one were asked for, by now without reading ahead."""
+        """Go on to the next epoch if all batches of this one were asked for; Keras no longer prefetches here."""
         with self._lock:
             if not self._has_begun:  # Keras says so before the first epoch, too, and may have looked at its batches
                 self._has_begun, self._asked = True, 0
@@ -88,7 +88,7 @@ class Stream(keras.utils.PyDataset):  # type: ignore[misc]
     def __getitem__(self, index: int) -> Element:
         with self._lock:
             if index not in (0, self._asked) or index >= len(self):
-                raise UsageError(f"batch {index} is asked for where {self._asked} follows: give fit(…, shuffle=False)")
+                raise UsageError(f"Keras asked for batch {index}, expected {self._asked}: give fit(…, shuffle=False)")
             if index < len(self._first):
                 batch = self._first[index]
             else:
@@ -119,7 +119,7 @@ class Stream(keras.utils.PyDataset):  # type: ignore[misc]
 
 
 class Resume(keras.callbacks.Callback):  # type: ignore[misc]
-    """Saves a run every so many steps and at its end; made again, it continues from the last save.
+    """Saves a run every so many steps and at its end; constructed again, it resumes from the last save.
 
         resume = imageshards.keras.Resume("runs/1", batches)
         epochs = {"epochs": resume.epochs(10), "initial_epoch": resume.initial_epoch}
@@ -199,9 +199,7 @@ class Resume(keras.callbacks.Callback):  # type: ignore[misc]
         if self._is_fitting:
             raise UsageError("the last fit was interrupted: make a new Resume, which continues from the last save")
         if params.get("steps") != steps:
-            raise UsageError(
-                f"an epoch of this fit has {params.get('steps')} batches, not {steps}: give it resume.data"
-            )
+            raise UsageError(f"fit runs {params.get('steps')} steps per epoch, expected {steps}: pass x=resume.data")
         if steps % model.steps_per_execution:
             raise UsageError(
                 f"steps_per_execution={model.steps_per_execution}, but len(batches) is {steps}: it must be divided, so "

@@ -159,7 +159,7 @@ def _class_map(info: DatasetInfo, classes: Classes) -> tuple[tuple[str, ...], tu
     is_valid = isinstance(classes, Mapping | Sequence) and not isinstance(classes, str) and bool(classes)
     if not is_valid or not all(isinstance(name, str) for name in classes):
         raise UsageError(f"classes must be a list of class names, or a dict of names → new names, got {classes!r}")
-    new = new_names(classes)
+    new = as_renames(classes)
     for name in new.values():
         if not isinstance(name, str) or not name:
             raise UsageError(f"classes: a dict is of old name → new name, and the new name is a text, got {name!r}")
@@ -175,10 +175,10 @@ def parse_classes(value: Any) -> Mapping[str, str]:
     if isinstance(value, str):
         pairs = [name.partition("=") for name in value.split(",")]
         return {name: new if equals else name for name, equals, new in pairs}
-    return new_names(value)
+    return as_renames(value)
 
 
-def new_names(classes: Iterable[str] | Mapping[str, str]) -> dict[str, str]:
+def as_renames(classes: Iterable[str] | Mapping[str, str]) -> dict[str, str]:
     """Name → new name, of what `classes` takes."""
     return dict(classes) if isinstance(classes, Mapping) else {name: name for name in classes}
 

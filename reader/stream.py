@@ -166,7 +166,7 @@ class BatchIterator(Iterator[Element]):
 
 
 class _Opened:
-    """What it takes to read: the run index, storage clients, buffers, and what an iteration read for the next one."""
+    """An open dataset: run index, storage clients, buffers, and what an iteration read for the next one."""
 
     def __init__(self, source: Source, pool: BufferPool, balance: Balance | None) -> None:
         self.source, self.pool, self.balance = source, pool, balance
@@ -258,7 +258,7 @@ class Batches:
         return 0 if self._skips is None else self._skips.count
 
     def light(self) -> Self:
-        """The same with arguments and integers only, for a function that is never freed: opens what it reads."""
+        """A copy without open files, safe to capture in a function that is never freed: it opens what it reads."""
         light = copy.copy(self)
         if self._opened is not None:
             light._opened, light._opened_elsewhere = None, weakref.ref(self._opened)

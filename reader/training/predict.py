@@ -28,7 +28,7 @@ _BATCHES_AHEAD = 2  # that are prepared while the model has another
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """What the model says of a photo.
+    """The prediction for a photo.
 
     Attributes:
         file: the photo, as it was given, or below the folder that was given.
