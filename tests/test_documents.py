@@ -13,7 +13,6 @@ from pathlib import Path
 import apache_beam as beam
 import pytest
 from apache_beam.options.pipeline_options import PipelineOptions
-from apache_beam.pipeline import PipelineVisitor
 
 import imageshards
 import reader
@@ -23,6 +22,7 @@ from beam_pipeline.pipeline import elements, graph
 from beam_pipeline.schema.job import Run
 from tests.blocks import blocks, run
 from tests.make import ROOT, parsed
+from tests.pipeline.test_graph import Steps
 from tools.engines import cluster, portable
 
 FOLDERS = (".", "docs", "docs/decisions", "deploy", "examples")
@@ -166,19 +166,6 @@ def test_the_document_s_commands_are_read_and_there_is_one_for_each_engine() -> 
         assert config.output.startswith("gs://") and options, arguments
     assert sum("DataflowRunner" in one for one in SHOWN) >= 2
     assert sum("PortableRunner" in one for one in SHOWN) >= 1
-
-
-class Steps(PipelineVisitor):
-    """Labels of the steps at the top, in order."""
-
-    def __init__(self) -> None:
-        self.top: list[str] = []
-
-    def visit_transform(self, node) -> None:
-        if node.full_label and "/" not in node.full_label:
-            self.top.append(node.full_label)
-
-    enter_composite_transform = visit_transform
 
 
 def test_the_table_of_steps_is_the_graph_of_the_job() -> None:

@@ -116,6 +116,9 @@ def test_warnings_are_of_few_shards_and_of_classes_with_few_images_in_a_split_th
     assert warnings(config(num_shards=2), manifest()) == [
         "--num_shards 2: split 'validation' has only 1 image: wrote 1 shard"
     ]
+    assert warnings(config(compression="gzip"), manifest()) == [
+        "gzip shards have no index and no TFDS metadata: read them with imageshards.record_dataset"
+    ]
     few = {"train": split([5, 5]), "validation": split([4, 0])}
     assert warnings(config(), manifest(splits=few)) == [
         "fewer than 5 records of 2 classes in split 'validation': 'a' 4, 'b' 0; --stratify gives each class its share"

@@ -144,27 +144,12 @@ def test_a_plan_knows_what_the_job_will_read_and_both_tell_their_cpu_time(photos
     assert finished.out.endswith(f"\n  {run['cpu_s']:.1f} CPU-seconds to convert; read {source}, wrote {wrote}\n")
 
 
-@pytest.mark.parametrize(
-    ("images", "flags", "line"),
-    [
-        ({"a": 2}, ("--splits", "train=rest,validation=0.000001"), "split 'validation' got no images"),
-        ({"a": 2, "b": 0}, (), "no records of 1 class: 'b'"),
-        ({"a": 3}, ("--num_shards", "10"),
-         "--num_shards 10: split 'train' has only 3 images: wrote 3 shards"),
-        ({"a": 2}, ("--compression", "gzip"),
-         "gzip shards have no index and no TFDS metadata: read them with imageshards.record_dataset"),
-    ],
-    ids=["split", "class", "shards", "gzip"],
-)  # fmt: skip
-def test_what_a_user_should_look_at_is_a_warning(
-    tmp_path: Path, images: dict[str, int], flags: tuple[str, ...], line: str
-) -> None:
-    folder = make.class_folders(tmp_path / "in", images)
-    finished = make.job(folder, tmp_path / "out", *flags)
-    assert (finished.code, finished.err) == (0, f"warning: {line}\n")
-    version = tmp_path / "out/photos/1.0.0"
-    assert make.manifest(version)["classes"] == list(images)
-    assert len(make.shard_files(version)) == (3 if "10" in flags else 1)
+def test_what_a_user_should_look_at_is_a_warning(tmp_path: Path) -> None:
+    folder = make.class_folders(tmp_path / "in", {"a": 2, "b": 0})
+    finished = make.job(folder, tmp_path / "out", "--splits", "train=rest,validation=0.000001")
+    warnings = ["warning: split 'validation' got no images", "warning: no records of 1 class: 'b'"]
+    assert (finished.code, sorted(finished.err.splitlines())) == (0, sorted(warnings))
+    assert make.manifest(tmp_path / "out/photos/1.0.0")["classes"] == ["a", "b"]
 
 
 def test_files_that_are_skipped_are_told_and_change_no_byte_of_the_dataset(

@@ -221,8 +221,8 @@ def test_a_worker_with_other_versions_than_the_launchers_writes_nothing(
 def test_workers_of_a_cluster_are_told_the_launchers_versions(photos: Path, tmp_path: Path) -> None:
     config = Config(input=photos, output=tmp_path / "out", name="photos")
     cluster = PipelineOptions(["--runner=PortableRunner", "--job_endpoint=embed"])
-    assert Job(cluster, config).configured(config).launcher == versions()
-    assert Job(None, config).configured(config).launcher is None
+    assert Job(cluster, config).configured(config).context.launcher == versions()
+    assert Job(None, config).configured(config).context.launcher is None
 
 
 @pytest.mark.parametrize(

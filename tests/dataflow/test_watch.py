@@ -204,12 +204,6 @@ def test_a_job_of_another_command_under_the_name_is_left_alone(watched: Watched,
     assert watched.api.requests.count(POST) == before
 
 
-def test_a_job_that_overwrites_is_not_to_be_started_again_by_the_same_command(cloud: Cloud) -> None:
-    finished = cloud.run("--overwrite", "--detach", IMAGE)
-    then = "until it ends (then without --overwrite the same command resumes); to cancel it: "
-    assert f"; the same command watches it {then}" in finished.err
-
-
 def test_ctrl_c_leaves_the_job_and_says_how_to_end_it(watched: Watched) -> None:
     watched.api.go_on(ID, Step("RUNNING"))
     with watched.start() as process:

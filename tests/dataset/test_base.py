@@ -143,12 +143,14 @@ def test_of_unchanged_images_that_a_store_lists_with_md5_only_the_sample_is_read
     url, flags = f"gs://{bucket}", [*FLAGS, "--max_reject_fraction", 0.2]
     assert make.job(f"{url}/in", f"{url}/out", *flags).code == 0
     add(grown / "in")
-    gcs.put(bucket, "in/cat/more.png", (grown / "in/cat/more.png").read_bytes())
+    replace(grown / "in")  # a store lists them with another MD5
+    for name in ("cat/more.png", "ant/0003.png", "ant/0004.png"):
+        gcs.put(bucket, f"in/{name}", (grown / "in" / name).read_bytes())
     before = len(gcs.requests())
     finished = make.job(f"{url}/in", f"{url}/out", *flags, "--version", "1.1.0")
-    assert finished.code == 0 and "1 encoded, 60 taken" in finished.out, finished
+    assert finished.code == 0 and "3 encoded, 58 taken" in finished.out, finished
     reads = [name for request in gcs.requests()[before:] if (name := request.object_read)]
-    assert len([name for name in reads if name.startswith("in/")]) == 10 + 2  # the sample; what is new, and the reject
+    assert len([name for name in reads if name.startswith("in/")]) == 10 + 4  # the sample; what is new, and the reject
     for shard in make.shard_files(grown / "out/photos/1.0.0"):
         of_base = [name for name in reads if shard.name in name and "1.0.0" in name]
         assert len(of_base) <= 6, of_base

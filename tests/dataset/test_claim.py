@@ -18,6 +18,7 @@ from msgspec.structs import replace
 
 from beam_pipeline import storage
 from beam_pipeline.config import Config
+from beam_pipeline.dataset import claim
 from beam_pipeline.dataset.claim import CLAIM_FILE, Claim, ClaimedError, SupersededError, VersionLock
 from beam_pipeline.dataset.state import JobState
 from beam_pipeline.dataset.version import prepare
@@ -158,22 +159,21 @@ def test_a_second_command_is_told_by_whom_and_since_when(tmp_path: Path) -> None
     second.release()
 
 
-def test_a_lock_is_never_held_on_a_deleted_file(tmp_path: Path) -> None:
-    was_alone: list[bool] = []
-    inside = threading.Lock()
+def test_a_lock_is_never_held_on_a_deleted_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first, second, third = (lock(tmp_path) for _ in range(3))
+    first.acquire()
+    calls: list[object] = []
 
-    def hold_and_release(_: str) -> None:
-        for _ in range(50):
-            one = lock(tmp_path)
-            with suppress(ClaimedError):
-                one.acquire()
-                was_alone.append(inside.acquire(blocking=False))
-                if was_alone[-1]:
-                    inside.release()
-                one.release()
+    def change_hands(*_: object) -> None:
+        calls.append(None)
+        if len(calls) == 1:  # the second has opened the file of the first
+            first.release()
+            third.acquire()
 
-    at_once(4, hold_and_release)
-    assert len(was_alone) >= 4 and all(was_alone)
+    make.before(monkeypatch, claim, "_lock", change_hands)
+    with pytest.raises(ClaimedError, match=WAIT):
+        second.acquire()
+    third.release()
     assert list(tmp_path.iterdir()) == []
 
 
@@ -305,6 +305,7 @@ def test_a_killed_command_s_claim_on_a_version_that_is_published_goes_with_the_n
 HOLD = """
 import sys, time
 from beam_pipeline.config import Config
+from beam_pipeline.dataset import claim
 from beam_pipeline.dataset.claim import VersionLock
 lock = VersionLock(Config(input="/in", output=sys.argv[1], name="photos"))
 lock.acquire()

@@ -214,6 +214,15 @@ def test_a_repeated_publication_finds_its_own(written: Job) -> None:
     assert not (state / "plan.json").exists()
 
 
+def test_a_shard_that_a_job_without_the_claim_wrote_late_goes_and_a_file_of_the_user_stays(written: Job) -> None:
+    config, plan = written
+    names = {"photos-train.tfrecord-00002-of-00003", "notes.txt"}
+    for name in names:
+        (Path(config.dataset_url) / name).write_bytes(b"late")
+    publish(config, plan, Run())
+    assert names & set(make.files(Path(config.dataset_url))) == {"notes.txt"}
+
+
 # --- publishing while another job of the same version runs
 
 

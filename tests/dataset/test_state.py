@@ -128,12 +128,12 @@ def test_an_overwrite_of_the_same_plan_stops_a_job_that_is_about_to_publish_it_a
         overwriting.check()
 
 
-def test_the_manifest_goes_before_the_shards(local: Config, monkeypatch: pytest.MonkeyPatch) -> None:
-    put(local, NAME.file, "manifest.json", "dataset_info.json")
+def test_the_manifest_and_the_plan_go_before_the_shards(local: Config, monkeypatch: pytest.MonkeyPatch) -> None:
+    put(local, NAME.file, "manifest.json", "dataset_info.json", "../_state/1.0.0/plan.json")
     deleted: list[str] = []
-    monkeypatch.setattr(LocalStorage, "delete", lambda self, url, generation="": deleted.append(Path(url).name))
+    make.before(monkeypatch, LocalStorage, "delete", lambda _, url, *more: deleted.append(Path(url).name))
     prepare(dataclasses.replace(local, overwrite=True), PLAN)
-    assert deleted == ["manifest.json", "dataset_info.json", NAME.file]
+    assert deleted == ["manifest.json", "dataset_info.json", "plan.json", NAME.file]
 
 
 @pytest.mark.parametrize("repair", [False, True])

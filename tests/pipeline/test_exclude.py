@@ -190,7 +190,7 @@ def test_worker_processes_read_the_list(photos: Path, gone: Path, expected: dict
     assert excluded(tmp_path / "other/photos/1.0.0") == excluded(tmp_path / "out/photos/1.0.0")
 
 
-@pytest.mark.parametrize("runner", ["FnApiRunner", "PrismRunner"])
+@pytest.mark.parametrize("runner", ["FnApiRunner", pytest.param("PrismRunner", marks=pytest.mark.soak)])
 def test_transforms_in_a_pipeline_leave_them_out(
     runner: str, photos: Path, gone: Path, expected: dict[str, Any], tmp_path: Path
 ) -> None:

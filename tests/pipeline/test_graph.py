@@ -274,12 +274,6 @@ def steps(request: pytest.FixtureRequest, photos: Path, tmp_path: Path) -> Steps
     return found
 
 
-def test_the_steps_have_stable_names(steps: Steps) -> None:
-    assert " ".join(steps.top) == (
-        "ListImages SampleImages PlanShards PrepareOutput AssignShards WriteShards RunFacts PublishDataset"
-    )
-
-
 def test_pages_are_encoded_as_pages_wherever_they_are_grouped(steps: Steps) -> None:
     groups = ("SameListForAll", "GroupByPath", "SpreadSample", "GroupByShard")
     found = {label: kind for label, kind in steps.types.items() if label.endswith(groups)}

@@ -45,7 +45,7 @@ def config(folder: Path, output: object, **more: object) -> Config:
     return Config(**values | {"splits": "train=0.8,validation=0.2", "max_reject_fraction": 0.1} | more)
 
 
-@pytest.fixture(params=["FnApiRunner", "PrismRunner"])
+@pytest.fixture(params=["FnApiRunner", pytest.param("PrismRunner", marks=pytest.mark.soak)])
 def options(request: pytest.FixtureRequest) -> PipelineOptions:
     flags = [f"--runner={request.param}"]
     if request.param == "PrismRunner":

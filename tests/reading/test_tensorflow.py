@@ -190,6 +190,7 @@ print(json.dumps(said))
 """
 
 
+@pytest.mark.soak
 def test_workers_of_a_cluster_read_their_parts_or_nothing(info: reader.DatasetInfo, tmp_path: Path) -> None:
     (tmp_path / "program.py").write_text(WORKER_PROGRAM)
     with socket.create_server(("localhost", 0)) as one, socket.create_server(("localhost", 0)) as other:
