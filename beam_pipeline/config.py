@@ -28,8 +28,8 @@ from beam_pipeline.schema.manifest import Column, Dtype
 
 BY_NAME = "name"  # a value of --split_by
 ANY = "any"  # a value of --extensions
-_LONGEST_NAME = 100  # of a dataset: file names, with split, number and an index's suffix, stay below 255 bytes
-_LONGEST_SIDE = 16_384
+_MAX_NAME = 100  # of a dataset: file names, with split, number and an index's suffix, stay below 255 bytes
+_MAX_SIDE = 16_384
 _DECIMAL = re.compile(r"\d+(\.\d*)?|\.\d+")
 _BYTES = re.compile(r"(\d+(?:\.\d+)?)\s*([A-Za-z]*)")
 _BYTE_UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30}
@@ -50,7 +50,7 @@ def _between(kind: type[int] | type[float], least: float, most: float) -> Callab
             number = kind(str(value))
             if least <= number <= most:  # False for NaN
                 return number
-        raise ValueError(f"give a {'whole number' if kind is int else 'number'} from {least} to {most}")
+        raise ValueError(f"give {'an integer' if kind is int else 'a number'} from {least} to {most}")
 
     return parse
 
@@ -80,8 +80,8 @@ def _list(value: str | os.PathLike[str] | None) -> str:
 
 
 def _name(value: str) -> str:
-    if value and not (NAME_PATTERN.fullmatch(value) and len(value) <= _LONGEST_NAME):
-        raise ValueError(f"use at most {_LONGEST_NAME} of a-z, 0-9 and _, a letter first (TFDS reads no other)")
+    if value and not (NAME_PATTERN.fullmatch(value) and len(value) <= _MAX_NAME):
+        raise ValueError(f"use at most {_MAX_NAME} of a-z, 0-9 and _, a letter first (TFDS reads no other)")
     return value
 
 
@@ -198,8 +198,8 @@ def _size(value: int | str | Sequence[int] | None) -> tuple[int, int] | None:
     if text.strip().lower() == "none":
         return None
     sides = [int(side) if side.isdecimal() else 0 for side in text.strip().lower().split("x")]
-    if len(sides) > 2 or not all(0 < side <= _LONGEST_SIDE for side in sides):
-        raise ValueError(f"write 224, 224x320 (height x width, at most {_LONGEST_SIDE}) or none")
+    if len(sides) > 2 or not all(0 < side <= _MAX_SIDE for side in sides):
+        raise ValueError(f"write 224, 224x320 (height x width, at most {_MAX_SIDE}) or none")
     return sides[0], sides[-1]
 
 
@@ -346,8 +346,8 @@ class Config:
         "of their paths, such as the name of a video or a patient. name is the path below the class folder: an image "
         "that is moved to another class keeps its split", "REGEX|name")
     stratify: Switch = Flag(
-        _CLASSES, False, _switch, "give each class its exact share of every split, not a drawn one: adding images then "
-        "moves a few others")
+        _CLASSES, False, _switch, "give each class its exact share of each split; adding images may move "
+        "a few others")
 
     extensions: Flag[str | Iterable[str], frozenset[str]] = Flag(
         _IMAGES, ",".join(EXTENSIONS), _extensions, "suffixes of the files that are images; any: every "
@@ -401,8 +401,8 @@ class Config:
         _JOB, storage.DEFAULT_DEADLINE_S, _between(float, 0, 86_400),
         "how long a storage request that fails is retried", "SECONDS")
     base: Text = Flag(
-        _JOB, "", _base, "published version that unchanged images are taken from, with the same bytes as if they were "
-        "converted, or none (default: the newest one with the same image flags and --seed)", "N.N.N")
+        _JOB, "", _base, "published version to reuse unchanged images from (identical output), or none (default: "
+        "the newest one with the same image flags and --seed)", "N.N.N")
     plan_only: Switch = Flag(
         _JOB, False, _switch, "print the plan and an estimate of CPU time, files and bytes, and write no dataset")
     repair: Switch = Flag(_JOB, False, _switch, "read every byte of a published version and rewrite what is corrupt")

@@ -33,7 +33,7 @@ import beam_pipeline
 from beam_pipeline.images import ImageOptions
 from tests.images.mutations import case, outcome
 
-MOST_SECONDS, MOST_BYTES = 20.0, 1 << 30
+MAX_SECONDS, MAX_BYTES = 20.0, 1 << 30
 # Enough for a limit of the address space to be no limit of 1 GiB; a decoder that asks for more gets a MemoryError.
 ADDRESS_SPACE = 8 << 30
 
@@ -65,7 +65,7 @@ def work(seed: int, first: int, last: int, step: int, out: Connection) -> None:
         seconds = time.perf_counter() - start
         growth = grown() - before
         out.send(("end", (number, some.kind, what, digest, seconds, growth)))
-        if growth > MOST_BYTES:
+        if growth > MAX_BYTES:
             out.send(("finding", (number, some.kind, f"the process grew by {growth >> 20} MiB")))
             return
     out.send(("done", None))
@@ -142,8 +142,8 @@ def main() -> int:
                     continue
                 workers.pop(place)
                 continue
-            if time.monotonic() - worker.since > MOST_SECONDS:
-                findings.append((worker.number, "?", f"longer than {MOST_SECONDS:g} s"))
+            if time.monotonic() - worker.since > MAX_SECONDS:
+                findings.append((worker.number, "?", f"longer than {MAX_SECONDS:g} s"))
                 print(*findings[-1], flush=True)
                 workers[place] = worker.after()
     report(arguments, outcomes, findings, slowest, largest, time.monotonic() - began)

@@ -51,7 +51,7 @@ def image_files_dataset(
     """
     size, cache = checked_size(image_size), None if cache is None else cache_name(cache)
     if not isinstance(batch_size, int) or batch_size < 1:
-        raise UsageError(f"batch_size must be a whole number from 1, got {batch_size!r}")
+        raise UsageError(f"batch_size must be an integer from 1, got {batch_size!r}")
     folder, files = storage.normalize(os.fspath(root)), list_images(os.fspath(root))
     classes = sorted({path.split("/")[0] for path, _ in files})
     ids = {name: number for number, name in enumerate(classes)}

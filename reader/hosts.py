@@ -44,7 +44,7 @@ def integer(name: str, value: Any, least: int | None = None, most: int | None = 
     except (TypeError, ValueError, OverflowError):
         is_integer = False
     if not is_integer:
-        raise UsageError(f"{name} must be a whole number, got {reprlib.repr(value)}")
+        raise UsageError(f"{name} must be an integer, got {reprlib.repr(value)}")
     if least is not None and number < least:
         raise UsageError(f"{name} must be at least {least}, got {number}")
     if most is not None and number > most:

@@ -31,7 +31,7 @@ Encoded = bytes | memoryview
 
 MAX_PIXELS = 178_956_970  # as Pillow: a forged header must not take all memory
 
-_LONGEST_SIDE = 16_384  # as the writer
+_MAX_SIDE = 16_384  # as the writer
 _KEPT_BYTES = 100 << 20  # of scratch memory
 RESIZE_MODES = ("stretch", "crop", "pad")
 
@@ -305,8 +305,8 @@ def checked_size(image_size: int | Iterable[int]) -> tuple[int, int]:
         size = 0, 0
     if min(size) < 1:
         raise UsageError(f"image_size must be a side or (height, width) in pixels, got {reprlib.repr(image_size)}")
-    if max(size) > _LONGEST_SIDE:
-        raise UsageError(f"image_size must be at most {_LONGEST_SIDE} pixels a side, got {reprlib.repr(image_size)}")
+    if max(size) > _MAX_SIDE:
+        raise UsageError(f"image_size must be at most {_MAX_SIDE} pixels a side, got {reprlib.repr(image_size)}")
     return size
 
 

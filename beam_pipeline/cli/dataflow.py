@@ -18,9 +18,9 @@ from beam_pipeline.text import plural
 LABEL = "imageshards"
 _MACHINE_TYPE = "e2-standard-4"
 _DISK_GB = 50
-_MOST_WORKERS = 32
+_MAX_WORKERS = 32
 _UNSET = (None, "", "default")
-_MOST_THREADS = 12  # of a worker process: Dataflow's default
+_MAX_THREADS = 12  # of a worker process: Dataflow's default
 # Of a worker process, of which there is one per core. The second uses a core whose process has no shard.
 DECODE_THREADS = 2
 _SHARED_CORE = frozenset({"e2-micro", "e2-small", "e2-medium"})
@@ -49,13 +49,13 @@ def fleet_size(shards: int, cores: int, most_workers: int, threads: int | None =
 
     A worker runs one process per core, and Dataflow fills one worker before the next: with more slots than shards
     some workers are idle. No worker gets more than its share, rounded up to its cores: ⌈shards / workers⌉ + cores - 1.
-    With more than `_MOST_THREADS` per process, shards take turns.
+    With more than `_MAX_THREADS` per process, shards take turns.
 
     Args:
         shards, cores, most_workers: at least 1; cores of each worker.
         threads: of each process, if the command says so.
     """
-    threads = threads or min(_quotient(shards, cores * most_workers), _MOST_THREADS)
+    threads = threads or min(_quotient(shards, cores * most_workers), _MAX_THREADS)
     return min(_quotient(shards, cores * threads), most_workers), threads
 
 
@@ -99,7 +99,7 @@ def check_options(config: Config, options: Mapping[str, Any]) -> None:
         raise wrong("--region", options["region"], "name a region, without a zone, such as europe-west4")
     for flag in ("num_workers", "max_num_workers", "number_of_worker_harness_threads", "disk_size_gb"):
         if options[flag] is not None and options[flag] < 1:
-            raise wrong(f"--{flag}", options[flag], "give a whole number from 1")
+            raise wrong(f"--{flag}", options[flag], "give an integer from 1")
     for flag in ("setup_file", "requirements_file"):
         if options[flag] and not Path(options[flag]).is_file():
             raise wrong(f"--{flag}", options[flag], "there is no such file")
@@ -136,10 +136,10 @@ def defaults(config: Config, options: Mapping[str, Any]) -> dict[str, Any]:
     """
     folder = f"gs://{storage.bucket_and_name(config.output)[0]}/_dataflow"
     machine_type = options["machine_type"] or _MACHINE_TYPE
-    workers, threads = options["max_num_workers"] or _MOST_WORKERS, options["number_of_worker_harness_threads"]
+    workers, threads = options["max_num_workers"] or _MAX_WORKERS, options["number_of_worker_harness_threads"]
     cores, shards = cores_of(machine_type), shards_asked_for(config)
     if cores and shards:
-        most = options["max_num_workers"] or max(_MOST_WORKERS, _quotient(shards, cores * _MOST_THREADS))
+        most = options["max_num_workers"] or max(_MAX_WORKERS, _quotient(shards, cores * _MAX_THREADS))
         workers, threads = fleet_size(shards, cores, most, threads)
     workers = max(workers, options["num_workers"] or 1)
     values = {

@@ -33,7 +33,7 @@ def estimate_text(planned: PlannedJob, cores: int | None, base: str) -> str:
     Args:
         planned: the plan and its sample.
         cores: that the job runs on; None if unknown.
-        base: the version that unchanged images are taken from, or "".
+        base: the version that unchanged images are reused from, or "".
     """
     plan, sampled = planned.plan, max(1, planned.sampled)
     reused = plan.images * planned.unchanged // sampled
@@ -70,8 +70,8 @@ def published_text(manifest: Manifest) -> str:
     lines.append(f"{plural(manifest.images, 'image')} listed = {records} + {rejects}{reasons}")
     lines += _excluded(run.excluded) + _skipped(run.skipped)
     if base := run.base:
-        gone = "" if base.gone is UNSET else f", {base.gone:,} gone"
-        lines.append(f"{base.encoded:,} encoded, {base.taken:,} taken from {base.version}{gone}")
+        removed = "" if base.removed is UNSET else f", {base.removed:,} removed"
+        lines.append(f"{base.converted:,} converted, {base.reused:,} reused from {base.version}{removed}")
     passed = data["image"].get("passed_through", {})
     if stored := sum(passed.values()):
         unchanged = f"{passed.get('whole', 0):,} byte for byte"

@@ -34,7 +34,7 @@ _LOG = logging.getLogger(__name__)
 _SCOPES = ["https://www.googleapis.com/auth/cloud-platform"]
 _TIMEOUT_S = 30.0
 _FIND_FOR_S, _WATCH_FOR_S = 30.0, 600.0  # an API that fails is asked again, before there is a job and while one runs
-_MOST_CHARACTERS = 300  # of an answer, which may be an HTML page
+_MAX_CHARACTERS = 300  # of an answer, which may be an HTML page
 _LOG_IN = f"run gcloud auth application-default login, or set {CREDENTIALS}"
 _FIXES = {
     403: "your account needs roles/dataflow.developer, and roles/iam.serviceAccountUser on the workers' account; "
@@ -95,7 +95,7 @@ def as_service_error(error: BaseException) -> ServiceError | None:
 
 
 def _shortened(text: str) -> str:
-    return textwrap.shorten(text, _MOST_CHARACTERS, placeholder="…")
+    return textwrap.shorten(text, _MAX_CHARACTERS, placeholder="…")
 
 
 @contextmanager

@@ -24,7 +24,7 @@ from beam_pipeline.text import print_line
 
 # With the default --max_pixels a decoder is taken to hang after 239 s. Pillow decodes and resizes a pixel in about
 # 0.02 µs; the limit is 50 times that, for a busy machine.
-LEAST_S = 60.0
+MIN_S = 60.0
 SECONDS_PER_PIXEL = 1e-6
 _LOOK_EVERY_S = 1.0
 
@@ -50,7 +50,7 @@ class Decoder:
         self._options = options
         self._attempts = attempts
         self._with_sums = with_sums
-        self._limit_s = LEAST_S + options.max_pixels * SECONDS_PER_PIXEL
+        self._limit_s = MIN_S + options.max_pixels * SECONDS_PER_PIXEL
         self._isolated = _isolated(options, self._limit_s, with_sums) if isolated else None
         self._rejects = attempts.rejects() if attempts else {}
 

@@ -20,14 +20,14 @@ from beam_pipeline import images
 from beam_pipeline.errors import ImageShardsError, Reject
 from beam_pipeline.images import PASSTHROUGH, ChannelSums, EncodedImage, ImageOptions, SourceInfo
 from beam_pipeline.images.formats import hide_warnings
-from beam_pipeline.images.memory import LEAST_BOUND, SHARED, Reserve
+from beam_pipeline.images.memory import MIN_BOUND, SHARED, Reserve
 from beam_pipeline.schema import RejectReason
 
 # Reasons of images that killed a child process; `out_of_memory` may also be an exception in it.
 DEATHS = (RejectReason.DECODER_CRASH, RejectReason.DECODER_TIMEOUT, RejectReason.OUT_OF_MEMORY)
 # Limits of children are by the wall clock, which other work on the machine stretches.
 _WALL_FACTOR = 2.0
-_MOST_ANSWER_BYTES = 4 << 30  # more than any image has
+_MAX_ANSWER_BYTES = 4 << 30  # more than any image has
 
 
 class IsolatedDecoder:
@@ -57,7 +57,7 @@ class IsolatedDecoder:
                     held.enter_context(SHARED.held(size))
 
                 if is_last:  # alone with all the memory, so that other images can't be to blame
-                    reserve(LEAST_BOUND)
+                    reserve(MIN_BOUND)
                 child = self._start() if is_last else self._idle_child()
                 try:
                     answer = child.answer(data, None if is_last else reserve)
@@ -80,7 +80,7 @@ class IsolatedDecoder:
 
     def _why_died(self, code: int) -> Reject:
         if code == -signal.SIGALRM:
-            return Reject(RejectReason.DECODER_TIMEOUT, f"no end in {self._limit_s:.0f} s, twice")
+            return Reject(RejectReason.DECODER_TIMEOUT, f"did not finish within {self._limit_s:.0f} s (2 attempts)")
         if code == -signal.SIGKILL:  # by the system, when memory runs out
             return Reject(RejectReason.OUT_OF_MEMORY, "its decoder was killed by the system, twice")
         return Reject(RejectReason.DECODER_CRASH, f"its decoder ended {_ending(code)}, twice")
@@ -125,14 +125,14 @@ class _Child:
             ValueError, RecursionError: it sent something else.
         """
         self._pipe.send_bytes(data)
-        answer = json.loads(self._pipe.recv_bytes(_MOST_ANSWER_BYTES))
+        answer = json.loads(self._pipe.recv_bytes(_MAX_ANSWER_BYTES))
         match answer:
             case {"reserve": int(size)} if size > 0:
                 if reserve:
                     reserve(size)
                 self._pipe.send_bytes(b"")
-                answer = json.loads(self._pipe.recv_bytes(_MOST_ANSWER_BYTES))
-        encoded = self._pipe.recv_bytes(_MOST_ANSWER_BYTES)
+                answer = json.loads(self._pipe.recv_bytes(_MAX_ANSWER_BYTES))
+        encoded = self._pipe.recv_bytes(_MAX_ANSWER_BYTES)
         match answer:
             case {"reject": [str(reason), str(detail)]}:
                 return Reject(RejectReason(reason), detail)

@@ -29,7 +29,7 @@ def take(config: Config, kind: type[Answer]) -> Answer:
     store.delete(url)
     store.delete_empty_folders(config.states_url, os.path.dirname(config.states_url))
     if answer is None:
-        raise ImageShardsError(f"{url} isn't what the job left: run the same command again")
+        raise ImageShardsError(f"{url} is not the job's result: run the same command again")
     return answer
 
 

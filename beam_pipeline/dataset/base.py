@@ -1,4 +1,4 @@
-"""A base: the published version from which unchanged images are taken, instead of being converted again.
+"""A base: the published version whose unchanged images are reused instead of being converted again.
 
 Records are in the order of their keys, so a base's cuts say which of its shards may hold a new shard's images; their
 record tables say where, and what each was made of. The bytes are those of a job without a base, so a worker that can't
@@ -24,7 +24,7 @@ from beam_pipeline.errors import CorruptRecordError, NotPublishedError, StorageE
 from beam_pipeline.images import FLAG_NAMES, EncodedImage, ImageOptions, SourceInfo, codec_versions
 from beam_pipeline.inputs.references import ImageRef
 from beam_pipeline.schema import example, table
-from beam_pipeline.schema.job import Counts, TakenImages
+from beam_pipeline.schema.job import Counts, ReusedImages
 from beam_pipeline.schema.manifest import Content, parse_manifest
 from beam_pipeline.schema.table import Table
 from beam_pipeline.storage import Storage, join
@@ -60,7 +60,7 @@ def choose_base(config: Config) -> tuple[Config, str]:
         fault = "isn't published, or only by a newer release" if manifest is None else _difference(config, manifest)
         if manifest is not None and not fault:
             chosen = dataclasses.replace(config, base=version).in_run(base_sha256=manifest.self_sha256)
-            return chosen, f"base: {version}, from which unchanged images are taken"
+            return chosen, f"base: reusing unchanged images from {version}"
         if config.base:
             raise UsageError(f"--base {version!r}: {join(folder, version)} {fault}; choose another version, or none")
         why_not = why_not or f"base: none, since {version} {fault}" * (manifest is not None)
@@ -138,17 +138,17 @@ def unchanged(config: Config, refs: Sequence[ImageRef]) -> tuple[int, int]:
 
 
 def _are_listed(config: Config) -> bool:
-    """Whether MD5s are a store's. A manifest's are its author's word, which a job without a base checks."""
+    """True if MD5s come from the store; a manifest's are unverified."""
     return not (config.layout == "manifest" and "md5" in config.header)
 
 
-def taken_from_base(config: Config, counts: Counts) -> TakenImages | UnsetType:
+def reused_from_base(config: Config, counts: Counts) -> ReusedImages | UnsetType:
     """What run.json says of the base, if there is one, by the counts over all images of the new version."""
     if not config.context.base_sha256:
         return UNSET
     base = _base_of(config)
-    gone = UNSET if base is None or base.is_lost else base.records - counts.in_base
-    return TakenImages(config.base, config.context.base_sha256, counts.records - counts.taken, counts.taken, gone)
+    removed = UNSET if base is None or base.is_lost else base.records - counts.matched
+    return ReusedImages(config.base, config.context.base_sha256, counts.records - counts.reused, counts.reused, removed)
 
 
 def _say_lost(version: str, error: Exception) -> None:
@@ -204,7 +204,7 @@ class _Base:
             yield Stored(match.md5, image, image is not None and match.is_known)
 
     def find(self, refs: Sequence[ImageRef], is_listed: bool) -> list[_Match | None]:
-        """The image at each path, in whichever split it was; arguments as of `stored`."""
+        """Look up each reference by its path, in any split; arguments as of `stored`."""
         keys = np.array([ref.order_key for ref in refs], np.uint64)
         names = np.array([table.name_hash(ref.path) for ref in refs], np.uint64)
         matches: list[_Match | None] = [None] * len(refs)

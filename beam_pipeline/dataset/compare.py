@@ -23,7 +23,7 @@ from beam_pipeline.storage import ListedFile
 from beam_pipeline.text import first_few, plural
 
 _FILES_IN_FLIGHT = 32
-_MOST_IN_LAUNCHER = 2_000_000  # images whose listing a launcher compares
+_MAX_IN_LAUNCHER = 2_000_000  # images whose listing a launcher compares
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,7 +68,7 @@ class Comparison(NamedTuple):
 
 def needs_job(config: Config, manifest: Content, is_local: bool) -> bool:
     """Whether images are compared by a job: it reads them, or lists very many where the workers are elsewhere."""
-    return config.repair or (not is_local and manifest.images > _MOST_IN_LAUNCHER)
+    return config.repair or (not is_local and manifest.images > _MAX_IN_LAUNCHER)
 
 
 def compare_listing(config: Config, manifest: Content) -> Comparison:

@@ -15,7 +15,7 @@ import numpy as np
 
 from beam_pipeline import schema
 from beam_pipeline.config import Config
-from beam_pipeline.dataset.base import taken_from_base
+from beam_pipeline.dataset.base import reused_from_base
 from beam_pipeline.errors import ImageShardsError
 from beam_pipeline.images import PASSTHROUGH
 from beam_pipeline.schema import ENVIRONMENT_REASONS, ShardName
@@ -104,7 +104,7 @@ class DatasetTotals:
         total, images, max_reject_fraction = self._total, self._listing.count, self._config.max_reject_fraction
         if not total.records + total.rejected == images == self._plan.images:
             raise ImageShardsError(
-                f"{total.records} records + {total.rejected} rejects are not the {self._plan.images} images listed: "
+                f"{total.records} records + {total.rejected} rejects, but {self._plan.images} images were listed: "
                 "nothing is published; run the same command again"
             )
         if total.rejected > Fraction(str(max_reject_fraction)) * images:
@@ -170,7 +170,7 @@ class DatasetTotals:
             shard_bytes=sum(shard.bytes for shards in self._shards.values() for shard in shards),
             cpu_s=total.cpu_s,
             bits_used=total.bits_used,
-            base=taken_from_base(self._config, total),
+            base=reused_from_base(self._config, total),
         )
 
 

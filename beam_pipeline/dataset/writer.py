@@ -228,13 +228,13 @@ def count_image(counts: Counts, converted: Converted[EncodedImage], class_id: in
     image, stored = converted.result, converted.stored
     counts.source_bytes += converted.source_bytes
     counts.cpu_s += converted.cpu_s
-    counts.in_base += stored is not None
+    counts.matched += stored is not None
     if isinstance(image, Reject):
         add_counts(counts.rejects, {str(image.reason): 1})
         return
     source = image.source
     counts.records += 1
-    counts.taken += stored is not None and stored.image is not None and stored.md5 == converted.md5
+    counts.reused += stored is not None and stored.image is not None and stored.md5 == converted.md5
     add_counts(counts.class_counts, {class_id: 1})
     add_counts(counts.source_formats, {source.format: 1})
     if image.passthrough is not None:

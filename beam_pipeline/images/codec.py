@@ -27,7 +27,7 @@ FORMATS = {"jpeg": "JPEG", "png": "PNG"}
 OWN_VERSION = "2"
 # Image options whose flags have other names.
 FLAG_NAMES = {"size": "image_size", "format": "image_format"}
-_LONGEST_JPEG_SIDE = 65_500  # libjpeg's JPEG_MAX_DIMENSION
+_MAX_JPEG_SIDE = 65_500  # libjpeg's JPEG_MAX_DIMENSION
 _WHITE, _BLACK = (255, 255, 255), (0, 0, 0)
 
 
@@ -187,8 +187,8 @@ def _render(
         formats.load(image, options.allow_truncated)
     size, orientation, conversion = image.size, formats.orientation(image), colour.conversion(image)
     plan = geometry.fit(size, options.size, options.resize_mode, orientation)
-    if options.format == "jpeg" and max(plan.canvas) > _LONGEST_JPEG_SIDE:
-        detail = "{}x{} pixels, a JPEG's sides end at {}".format(*plan.canvas, _LONGEST_JPEG_SIDE)
+    if options.format == "jpeg" and max(plan.canvas) > _MAX_JPEG_SIDE:
+        detail = "{}x{} pixels, a JPEG's sides end at {}".format(*plan.canvas, _MAX_JPEG_SIDE)
         raise Reject(RejectReason.TOO_MANY_PIXELS, detail)
     width, height = geometry.upright_size(size, orientation)
     source = SourceInfo(str(image.format), height, width)

@@ -22,7 +22,7 @@ STORED_MODES = {1: "L", 3: "RGB"}  # channels → Pillow's mode
 Rgb = tuple[int, int, int]
 Conversion = ImageCms.ImageCmsTransform | list[int]  # a lookup table for `L`, which stays `L`
 
-_MOST_PROFILE_BYTES = 4 << 20
+_MAX_PROFILE_BYTES = 4 << 20
 _CACHED_PROFILES = 32
 # A profile that changes no colour by more is sRGB under another name: there are dozens, which differ by rounding.
 _SAME_COLOUR = 2
@@ -171,7 +171,7 @@ def _conversion(profile: bytes, mode: str) -> Conversion | None:
     """
     space = _PROFILE_SPACES.get(profile[16:20])
     # Gray pixels often have an RGB profile, which then means R = G = B.
-    if len(profile) > _MOST_PROFILE_BYTES or space is None or (space != mode and (mode, space) != ("L", "RGB")):
+    if len(profile) > _MAX_PROFILE_BYTES or space is None or (space != mode and (mode, space) != ("L", "RGB")):
         return None
     try:
         source = ImageCms.ImageCmsProfile(io.BytesIO(profile))

@@ -17,7 +17,7 @@ APP0, APP14 = 0xE0, 0xEE
 _APPS = range(0xE0, 0xF0)
 SOF_BASELINE, SOF_EXTENDED = 0xC0, 0xC1
 _FRAMES = frozenset(range(0xC0, 0xD0)) - {DHT, 0xC8, 0xCC}  # SOFn: all but DHT, JPG and DAC
-_MOST_SCAN_HEADER_BYTES = 16  # of four channels
+_MAX_SCAN_HEADER_BYTES = 16  # of four channels
 # In compressed data 0xFF is followed by 0, a restart marker or another 0xFF; any other byte ends it.
 _END_OF_SCAN = re.compile(rb"\xff[^\x00\xd0-\xd7\xff]")
 _JFIF, _JFIF_BYTES = b"JFIF\0", 14  # without a thumbnail
@@ -27,7 +27,7 @@ _USED = re.compile(rb"JFIF\0.{9}|Exif\0\0|ICC_PROFILE\0..|Adobe.{7}", re.DOTALL)
 _PNG_SIGNATURE_BYTES = 8
 _PNG_TEXTS = frozenset({b"tEXt", b"zTXt", b"iTXt"})
 PNG_EXIF_TEXT = "Raw profile type exif"  # keyword of the text that ImageMagick writes EXIF into
-_MOST_PROFILE_BYTES = 1 << 20  # of a PNG: Pillow refuses larger ones
+_MAX_PROFILE_BYTES = 1 << 20  # of a PNG: Pillow refuses larger ones
 
 
 class Segment(NamedTuple):
@@ -77,7 +77,7 @@ def terminate_jpeg(data: bytes) -> bytes:
         for part in jpeg_segments(data):
             end = part.end
     except EOFError:
-        in_scan = data.startswith(bytes([0xFF, SOS]), end) and len(data) >= end + _MOST_SCAN_HEADER_BYTES
+        in_scan = data.startswith(bytes([0xFF, SOS]), end) and len(data) >= end + _MAX_SCAN_HEADER_BYTES
         return (data if in_scan else data[:end]) + bytes([0xFF, EOI])
     except ValueError:
         pass
@@ -184,7 +184,7 @@ def _is_valid_metadata(kind: bytes, chunk: bytes) -> bool:
     if kind in (b"iCCP", b"zTXt"):  # a name, 0, method 0, zlib's data
         packed, inflate = chunk[4:-4].partition(b"\0")[2], zlib.decompressobj()
         with suppress(zlib.error):
-            inflate.decompress(packed[1:], _MOST_PROFILE_BYTES)
+            inflate.decompress(packed[1:], _MAX_PROFILE_BYTES)
         is_used &= packed[:1] == b"\0" and not inflate.unconsumed_tail
     return is_used and zlib.crc32(chunk[:-4]) == int.from_bytes(chunk[-4:], "big")
 

@@ -29,10 +29,10 @@ Reserve = Callable[[int], None]
 # One image may take --max_pixels times 6 bytes, as a JPEG that isn't resized: 1 GiB at the default limit. A lower limit
 # is meant for pixels, not for memory.
 _BYTES_PER_PERMITTED_PIXEL = 6
-LEAST_BOUND = 1 << 30
+MIN_BOUND = 1 << 30
 # Smaller images needn't wait for each other.
 LARGE = 100 << 20
-_MOST_BYTES_PER_PIXEL = 50
+_MAX_BYTES_PER_PIXEL = 50
 
 # While decoding and converting to 8 bits. Pillow's pixels have 4 bytes, also those of LA.
 _BY_MODE = {"1": 2, "L": 2, "P": 8, "I;16": 6, "I;16B": 6, "RGB": 4, "CMYK": 8}
@@ -87,12 +87,12 @@ class MemoryBudget:
 
 
 # Large images of all threads share what one may take at the default --max_pixels; one that takes more is decoded alone.
-SHARED = MemoryBudget(LEAST_BOUND)
+SHARED = MemoryBudget(MIN_BOUND)
 
 
 def bound(options: ImageOptions) -> int:
     """Bytes that one image may take."""
-    return max(LEAST_BOUND, _BYTES_PER_PERMITTED_PIXEL * options.max_pixels)
+    return max(MIN_BOUND, _BYTES_PER_PERMITTED_PIXEL * options.max_pixels)
 
 
 def reserve_memory(
@@ -111,7 +111,7 @@ def reserve_memory(
     """
     target = options.size[0] * options.size[1] if options.size else 0
     # Nearly all images are small. The tiles of a TIFF may be larger than the image.
-    if (size[0] * size[1] + target) * _MOST_BYTES_PER_PIXEL < LARGE and image.format != "TIFF":
+    if (size[0] * size[1] + target) * _MAX_BYTES_PER_PIXEL < LARGE and image.format != "TIFF":
         return
     needed = to_decode(image, data, size[0] * size[1]) + _to_store(image, size, options)
     if needed > bound(options):

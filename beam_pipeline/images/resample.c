@@ -38,7 +38,7 @@ enum { LANES = 4 };
 enum {
     WEIGHT_BITS = 22,     /* 8 more for a pixel and 2 for the negative lobes of filters make 32 */
     MAX_SIDE = 1 << 20,   /* pixels: no index here overflows */
-    MOST_UNCLIPPED = 8192 /* so many weights, all rounded up, don't make 256 of 255 */
+    MAX_UNCLIPPED = 8192 /* so many weights, all rounded up, don't make 256 of 255 */
 };
 
 typedef uint32_t Pixels __attribute__((vector_size(4 * LANES), aligned(4), may_alias)); /* red in the lowest byte */
@@ -232,7 +232,7 @@ static int resize(const Image *in, const Image *out, const float edges[4], int f
     int done = weigh(&columns, (int)in->width, edges[0], edges[2], width, filter) &&
                weigh(&rows, (int)in->height, edges[1], edges[3], height, filter);
     if (!done) goto end;
-    int clips = FILTERS[filter].support > 1.0 || columns.taps > MOST_UNCLIPPED || rows.taps > MOST_UNCLIPPED;
+    int clips = FILTERS[filter].support > 1.0 || columns.taps > MAX_UNCLIPPED || rows.taps > MAX_UNCLIPPED;
     Py_ssize_t room = (width + LANES - 1) / LANES * LANES, row = room * out->pixel / 4 + LANES; /* of the scratch */
     scratch = malloc((size_t)(rows.end - rows.begin + LANES) * row * sizeof *scratch);
     block = malloc((size_t)(columns.end - columns.begin + room) * LANES * sizeof *block);

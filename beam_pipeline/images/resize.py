@@ -30,7 +30,7 @@ Pixels = npt.NDArray[np.uint8]
 Box = tuple[float, float, float, float]
 
 # Pillow keeps up to 16 MiB in one block of memory; larger images would have to be copied.
-_MOST_PIXELS = 4 << 20
+_MAX_PIXELS = 4 << 20
 # (height, width) of source and target, and a box: with fractions, and with weights that tie on arm64's fused doubles.
 _CHECKED = (
     ((37, 29), (13, 17), (0.3, 0.0, 28.8, 36.4)),
@@ -94,7 +94,7 @@ def resize_image(image: Image.Image, size: tuple[int, int], resample: str, box: 
         box: (left, top, right, bottom) in the image's pixels.
     """
     compiled = kernel()
-    is_fast = image.mode in ("L", "RGB") and image.width * image.height <= _MOST_PIXELS
+    is_fast = image.mode in ("L", "RGB") and image.width * image.height <= _MAX_PIXELS
     if compiled and is_fast and resample != "nearest" and not _columns_first(*image.size, size[1]):
         out = np.empty((size[1], size[0], len(image.mode)), np.uint8)
         compiled.resize(_source(image), out, box, resample, (image.height, image.width))

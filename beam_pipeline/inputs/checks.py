@@ -26,7 +26,7 @@ from beam_pipeline.inputs.manifest_rows import row_refs
 from beam_pipeline.inputs.references import check_forms, class_name
 from beam_pipeline.text import first_few, plural
 
-_MOST_FILES_READ = 1000  # of a listing, for an input without class folders
+_MAX_FILES_READ = 1000  # of a listing, for an input without class folders
 _ARCHIVES = (".tar", ".tar.gz", ".tgz", ".zip")
 # What the level of the classes is judged by: so many class folders, and a page of files in each.
 _FOLDERS_SEEN, _FILES_SEEN, _MAX_LEVELS = 16, 1000, 8
@@ -157,11 +157,11 @@ def _why_no_classes(config: Config, summary: ListingSummary) -> str:
     store = storage.open_storage(config.input, config.io_deadline)
     if tars := summary.suffixes[".tar"]:
         return f"{plural(tars, '.tar file')} instead of class folders; unpack each: {_UNPACK_EACH}"
-    files = [file.path for file in islice(store.files(config.input), _MOST_FILES_READ)]
+    files = [file.path for file in islice(store.files(config.input), _MAX_FILES_READ)]
     direct = sum("/" not in path and why_skipped(path, config.extensions) is None for path in files)
     parent, _, name = config.input.rpartition("/")
     if direct and parent and not parent.endswith("/") and not of_splits:
-        many = plural(direct, "image") + " or more" * (len(files) == _MOST_FILES_READ)
+        many = plural(direct, "image") + " or more" * (len(files) == _MAX_FILES_READ)
         return f"{many} directly in it; if {name!r} is a class, give --input {parent!r}, else sort them into {wanted}"
     if hidden := summary.counts[HIDDEN_FOLDERS]:
         return f"looked for {wanted}, found only {plural(hidden, 'hidden folder')}"

@@ -21,7 +21,7 @@ from beam_pipeline.images.formats import EXTENSIONS
 from beam_pipeline.inputs import exclude
 from beam_pipeline.inputs.manifest_rows import rows_with_sizes
 from beam_pipeline.inputs.references import (
-    LARGEST_SAMPLE,
+    MAX_SAMPLE,
     ImageRef,
     check_forms,
     class_hashes,
@@ -38,7 +38,7 @@ from beam_pipeline.schema.job import Excluded, ReferenceSum, Skipped
 # Kinds of skipped files, as `Skipped` names them.
 HIDDEN, HIDDEN_IMAGES, HIDDEN_FOLDERS = "hidden", "hidden_images", "hidden_folders"
 OUTSIDE_CLASSES, OTHER_SUFFIX = "outside_classes", "suffixes"
-_MOST_SUFFIXES = 20  # counted one by one: each file may have a different one
+_MAX_SUFFIXES = 20  # counted one by one: each file may have a different one
 # Folders that systems keep for themselves, in lower case: Synology, QNAP, NetApp, Windows, macOS, fsck, Python.
 _SYSTEM = frozenset((
     "@eadir", "@tmp", "@recycle", "@recently-snapshot", "@__thumb", "#recycle", "#snapshot", "~snapshot", "found.000",
@@ -111,7 +111,7 @@ class ListingSummary:
             self.counts[kind] += 1
 
     def _count_suffix(self, suffix: str, files: int) -> None:
-        has_room = suffix in self.suffixes or len(self.suffixes) < _MOST_SUFFIXES
+        has_room = suffix in self.suffixes or len(self.suffixes) < _MAX_SUFFIXES
         self.suffixes[suffix if has_room else "others"] += files
 
     def merge(self, part: ListingSummary) -> None:
@@ -130,7 +130,7 @@ class ListingSummary:
 
 def smallest(refs: Iterable[ImageRef]) -> list[ImageRef]:
     """The references with the smallest order keys, sorted: the largest sample that a job takes."""
-    return heapq.nsmallest(LARGEST_SAMPLE, refs, key=lambda ref: (ref.order_key, ref.path))
+    return heapq.nsmallest(MAX_SAMPLE, refs, key=lambda ref: (ref.order_key, ref.path))
 
 
 class ClassFolder(NamedTuple):

@@ -22,7 +22,7 @@ from beam_pipeline.schema.table import order_key
 from beam_pipeline.storage import Etag, etag_text
 
 KEY_BITS = 64
-LARGEST_SAMPLE = 512
+MAX_SAMPLE = 512
 _SPLIT_SALT = b"imageshards split"  # part of the format: changing it moves images between splits
 _BELOW_FIRST_FOLDER = re.compile(r"\A(?!\w+://)[^/]+/(.+)", re.DOTALL)  # --split_by name
 
@@ -106,7 +106,7 @@ def content_fields(ref: ImageRef, md5: bytes) -> list[bytes]:
 
 def sample_size(images: int) -> int:
     """How many images are measured before the plan: all of a small input, 2 % and at most 512 of a larger one."""
-    return images if images <= LARGEST_SAMPLE else max(64, min(LARGEST_SAMPLE, images // 50))
+    return images if images <= MAX_SAMPLE else max(64, min(MAX_SAMPLE, images // 50))
 
 
 def ref_maker(config: Config) -> Callable[..., ImageRef]:

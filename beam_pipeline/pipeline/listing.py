@@ -33,7 +33,7 @@ from beam_pipeline.pipeline.stratify import StratifySplits
 
 _FOLDERS, _SUMMARIES = "folders", "summaries"
 _BUCKET_BYTES = 4 << 20  # of a manifest: about 40,000 rows, which one worker holds at a time
-_MOST_OPEN = 50  # pages whose references are held while they are sorted into buckets
+_MAX_OPEN = 50  # pages whose references are held while they are sorted into buckets
 
 _FOLDERS_AT_A_TIME = 16  # class folders that one element holds
 
@@ -159,7 +159,7 @@ def _list_sizes(to_list: tuple[str, int], config: Config) -> Iterator[KeyedPage]
 
 def _by_bucket(refs: Iterator[ImageRef], buckets: int) -> Iterator[KeyedPage]:
     """References by a hash of their path, in pages of about 1,000; smaller ones if there are many buckets."""
-    while some := list(islice(refs, PAGE_REFS * min(buckets, _MOST_OPEN))):
+    while some := list(islice(refs, PAGE_REFS * min(buckets, _MAX_OPEN))):
         yield from by_key(some, lambda ref: ref.order_key % buckets).items()
 
 

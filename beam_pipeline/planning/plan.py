@@ -23,8 +23,8 @@ from beam_pipeline.schema.manifest import PlannedSplit
 BIN_BITS = 16
 EXACT_IMAGES = 1 << BIN_BITS
 DEFAULT_SHARD_BYTES = 128 << 20
-DEFAULT_LEAST_SHARDS = 16
-DEFAULT_LEAST_SHARD_BYTES = 8 << 20
+DEFAULT_MIN_SHARDS = 16
+DEFAULT_MIN_SHARD_BYTES = 8 << 20
 
 
 class SizeModel(NamedTuple):
@@ -155,7 +155,7 @@ def shards_of(config: Config, split: str, total_bytes: int) -> int:
         return wanted
     if config.target_shard_bytes is not None:
         return max(1, _rounded(total_bytes, config.target_shard_bytes))
-    enough_files = min(DEFAULT_LEAST_SHARDS, total_bytes // DEFAULT_LEAST_SHARD_BYTES)
+    enough_files = min(DEFAULT_MIN_SHARDS, total_bytes // DEFAULT_MIN_SHARD_BYTES)
     return max(1, _rounded(total_bytes, DEFAULT_SHARD_BYTES), enough_files)
 
 

@@ -159,7 +159,7 @@ class Counts(Struct):
         class_counts: class id → records.
         source_formats, passed_through, bits_used: format, and these of `EncodedImage` → records.
         min_size, …: least or greatest height and width of records and of their sources; None without records.
-        in_base, taken: images whose path the base has, and those that were taken from it.
+        matched, reused: images whose path the base has, and those that were reused from it.
         cpu_s: CPU seconds that converting the images took.
     """
 
@@ -174,8 +174,8 @@ class Counts(Struct):
     max_size: Size | None = None
     source_min_size: Size | None = None
     source_max_size: Size | None = None
-    in_base: int = 0
-    taken: int = 0
+    matched: int = 0
+    reused: int = 0
     cpu_s: float = 0.0
 
     @property
@@ -193,8 +193,8 @@ class Counts(Struct):
         """Add all that another one counted."""
         self.records += other.records
         self.source_bytes += other.source_bytes
-        self.in_base += other.in_base
-        self.taken += other.taken
+        self.matched += other.matched
+        self.reused += other.reused
         self.cpu_s += other.cpu_s
         add_counts(self.rejects, other.rejects)
         add_counts(self.class_counts, other.class_counts)
@@ -256,14 +256,14 @@ class Sidecar(Struct, frozen=True):
     rejected: tuple[RejectLine, ...]
 
 
-class TakenImages(Struct, frozen=True):
-    """What was taken from a base version: `encoded` images are new or changed, `gone` ones are only in the base."""
+class ReusedImages(Struct, frozen=True):
+    """What was reused from a base: `converted` images are new or changed, `removed` ones are only in the base."""
 
     version: str
     self_sha256: str
-    encoded: int
-    taken: int
-    gone: int | UnsetType = UNSET
+    converted: int
+    reused: int
+    removed: int | UnsetType = UNSET
 
 
 class Skipped(Struct, frozen=True):
@@ -303,7 +303,7 @@ class Run(Struct, frozen=True):
     excluded: Excluded | UnsetType = UNSET
     cpu_s: float = 0.0
     bits_used: dict[int, int] = {}
-    base: TakenImages | UnsetType = UNSET
+    base: ReusedImages | UnsetType = UNSET
 
 
 def as_run(document: object) -> Run:

@@ -41,7 +41,7 @@ _NUMBERS = {"int64": "<i8", "float32": "<f4"}
 _MAGIC = b"\x93NUMPY\x03\x00"  # https://numpy.org/doc/stable/reference/generated/numpy.lib.format.html
 _RECORDS = re.compile(r"(?<=', \()\d+")  # ('bytes', '<u4', (1266,))
 _HEADER_SIZE = struct.Struct("<I")
-_MOST_HEADER_BYTES = 1 << 24  # of thousands of columns; NumPy's default refuses more than 10,000
+_MAX_HEADER_BYTES = 1 << 24  # of thousands of columns; NumPy's default refuses more than 10,000
 
 
 def order_key(path: str, seed: int) -> int:
@@ -93,7 +93,7 @@ def read_table(data: bytes) -> Table:
     Raises:
         ValueError: it isn't one.
     """
-    table: Table = np.lib.format.read_array(io.BytesIO(data), allow_pickle=False, max_header_size=_MOST_HEADER_BYTES)
+    table: Table = np.lib.format.read_array(io.BytesIO(data), allow_pickle=False, max_header_size=_MAX_HEADER_BYTES)
     lengths = {table[name].shape[:1] for name in table.dtype.names or ()}
     if table.shape or len(lengths) != 1 or () in lengths:
         raise ValueError("it isn't a record table")
@@ -127,7 +127,7 @@ def table_fields(read: Callable[[int], bytes], guess: int) -> tuple[dict[str, Fi
     try:
         (size,) = _HEADER_SIZE.unpack_from(data, len(_MAGIC))
         begin = len(_MAGIC) + _HEADER_SIZE.size
-        if not data.startswith(_MAGIC) or size > _MOST_HEADER_BYTES:
+        if not data.startswith(_MAGIC) or size > _MAX_HEADER_BYTES:
             raise ValueError("it isn't a record table")
         header = (data if begin + size <= len(data) else read(begin + size))[begin : begin + size].decode()
         # A name with a quote may hold what the pattern looks for.

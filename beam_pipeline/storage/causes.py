@@ -19,7 +19,7 @@ from beam_pipeline.text import printable
 T = TypeVar("T")
 
 _FIRST_PAUSE_S = 0.5
-_LONGEST_PAUSE_S = 30.0
+_MAX_PAUSE_S = 30.0
 _SILENT_S = 3.0  # that a reader waits without a word
 _LOG = logging.getLogger(__name__)
 _RESUMES = "the same command resumes"
@@ -181,7 +181,7 @@ def retry(
             if not is_told and (is_told := waited_s > _SILENT_S):
                 _LOG.warning("%s; trying again for %.0f s", printable(failure.reason), limit_s - waited_s)
         time.sleep(pause_s * random.uniform(0.5, 1.5))
-        pause_s = min(pause_s * 2, _LONGEST_PAUSE_S)
+        pause_s = min(pause_s * 2, _MAX_PAUSE_S)
 
 
 def _call_interruptibly(request: Callable[[], T]) -> T:

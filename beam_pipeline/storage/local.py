@@ -26,7 +26,7 @@ from beam_pipeline.storage.causes import as_storage_error, translating_os_errors
 Result = TypeVar("Result")
 _TEMPORARY = re.compile(r"\.\d+-[0-9a-f]{8}\.tmp$")
 # Folders are deleted when they are empty; each attempt to write takes microseconds.
-_MOST_ATTEMPTS = 1000
+_MAX_ATTEMPTS = 1000
 _MAX_WAYS = 100
 # Errors of file systems without hard links, such as exFAT.
 _NO_LINKS = (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
@@ -215,7 +215,7 @@ def _if_unchanged(path: str, generation: str, change: Callable[[], None]) -> boo
 
 def making_folder(url: str, write: Callable[[], Result]) -> Result:
     """Make a file's folder and write the file there: again, if another thread or process deletes the folder first."""
-    for _ in range(_MOST_ATTEMPTS):
+    for _ in range(_MAX_ATTEMPTS):
         with suppress(FileNotFoundError, FileExistsError):  # the latter from makedirs, which looks twice
             os.makedirs(os.path.dirname(url), exist_ok=True)
             return write()

@@ -12,7 +12,7 @@ from PIL import Image
 
 from beam_pipeline.errors import ImageShardsError
 from beam_pipeline.images.codec import ChannelSums, channel_sums
-from beam_pipeline.images.memory import LEAST_BOUND, SHARED, to_decode
+from beam_pipeline.images.memory import MIN_BOUND, SHARED, to_decode
 from beam_pipeline.text import size_text
 from reader.example import Value
 from reader.info import DatasetInfo
@@ -117,8 +117,8 @@ def check_image(encoded: bytes, channels: int = 3, with_sums: bool = False) -> C
     kind, is_grey = "jpeg" if colour else str(image.format).lower(), image.mode in _GREY_MODES
     try:
         needed = to_decode(image, encoded, image.width * image.height)
-        if needed > LEAST_BOUND:
-            takes = f"takes {size_text(needed)} of memory to decode, more than {size_text(LEAST_BOUND)}"
+        if needed > MIN_BOUND:
+            takes = f"takes {size_text(needed)} of memory to decode, more than {size_text(MIN_BOUND)}"
             raise UndecodableImageError(f"the image of {image.height}x{image.width} pixels {takes}")
         with SHARED.held(needed):
             image.load()

@@ -22,7 +22,7 @@ from reader.training.values import BELOW_1, BETWEEN_0_AND_1, INTEGER, POSITIVE, 
 
 _SMALL_SIDE = 96  # of small_cnn by default: on the sample data it learns in half the epochs that 224 pixels take
 _SMALL_BATCH, _LARGE_BATCH = 8, 64
-_LEAST_STEPS, _LEAST_UPDATES, _LEAST_EPOCHS = 25, 150, 6  # steps are of an epoch
+_MIN_STEPS, _MIN_UPDATES, _MIN_EPOCHS = 25, 150, 6  # steps are of an epoch
 _FINE_TUNING_RATE = 0.01  # of the head's
 _WARM_UP = 0.05  # of a phase's updates
 _DECAY = {"adamw": 0.01}
@@ -317,7 +317,7 @@ def make_recipe(info: DatasetInfo, options: TrainOptions, devices: int = 1) -> R
         fits = -(-batch // devices) * devices
         raise UsageError(f"--batch_size {batch}: {devices} devices share it; the next that fits is {fits}")
     steps = max(1, records // batch)
-    epochs = options.epochs or max(_LEAST_EPOCHS, math.ceil(_LEAST_UPDATES / steps))
+    epochs = options.epochs or max(_MIN_EPOCHS, math.ceil(_MIN_UPDATES / steps))
     rate = options.learning_rate or _peak_rate(options.optimizer, model, batch)
     has_weights = options.weights != "none" and model != SMALL_CNN and ":" not in model
     if options.fine_tune_epochs and not has_weights:
@@ -341,7 +341,7 @@ def _peak_rate(optimizer: str, model: str, batch: int) -> float:
 
 def _batch_size(records: int) -> int:
     """The largest power of two that gives at least 25 steps an epoch, from 8 to 64."""
-    fits = 1 << max(0, (records // _LEAST_STEPS).bit_length() - 1)
+    fits = 1 << max(0, (records // _MIN_STEPS).bit_length() - 1)
     return min(max(fits, _SMALL_BATCH), _LARGE_BATCH)
 
 
@@ -363,6 +363,6 @@ def warnings(info: DatasetInfo, recipe: Recipe) -> Iterator[str]:
     if recipe.batch_size > records:
         has = f"{recipe.data.train} has {plural(records, 'image')}, so images repeat within a batch"
         yield f"--batch_size {recipe.batch_size}: {has}: give at most {records}"
-    elif updates < _LEAST_UPDATES:
+    elif updates < _MIN_UPDATES:
         yield f"only {plural(updates, 'update')}: raise --epochs or lower --batch_size"
     yield from data.warnings(info, recipe.data)

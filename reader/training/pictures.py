@@ -9,7 +9,7 @@ from warnings import catch_warnings, simplefilter
 
 import numpy as np
 
-_MOST_NAMED, _MOST_NUMBERED = 60, 25
+_MAX_NAMED, _MAX_NUMBERED = 60, 25
 
 
 def curves(lines: list[dict[str, Any]]) -> bytes:
@@ -43,11 +43,11 @@ def confusion(counts: np.ndarray[Any, Any], classes: tuple[str, ...], split: str
     image = axes.imshow(shares, cmap="Blues", vmin=0, vmax=1)
     accuracy = np.trace(counts) / max(counts.sum(), 1)
     axes.set(xlabel="predicted", ylabel="class", title=f"{split}: accuracy {accuracy:.3f}")
-    if len(classes) <= _MOST_NAMED:
+    if len(classes) <= _MAX_NAMED:
         names = [name.replace("$", r"\$") for name in classes]  # a pair of them would be a formula
         axes.set_xticks(range(len(classes)), names, rotation=90)
         axes.set_yticks(range(len(classes)), names)
-    if len(classes) <= _MOST_NUMBERED:
+    if len(classes) <= _MAX_NUMBERED:
         for row, column in np.argwhere(counts):
             color = "white" if shares[row, column] > 0.5 else "black"
             axes.text(column, row, f"{counts[row, column]:.0f}", ha="center", va="center", color=color, fontsize=8)

@@ -61,7 +61,7 @@ def _new_children() -> None:
 def quick_limits(monkeypatch: pytest.MonkeyPatch) -> None:
     """The codec that dies, and its limits, in this process too: a hang is one after 2 s, in a child after 4 s."""
     monkeypatch.syspath_prepend(CODEC)
-    monkeypatch.setattr(decoder, "LEAST_S", 2.0)
+    monkeypatch.setattr(decoder, "MIN_S", 2.0)
     monkeypatch.setattr(decoder, "SECONDS_PER_PIXEL", 0.0)
 
 

@@ -20,7 +20,7 @@ from tests.dataflow.cloud import Cloud
 from tests.make import ROOT
 from tests.test_packaging import modules
 
-MOST_THREADS = 12  # that Dataflow gives a process by default
+MAX_THREADS = 12  # that Dataflow gives a process by default
 MACHINES = {
     "e2-standard-4": 4, "n1-highmem-16": 16, "c3-standard-8-lssd": 8, "n2-custom-6-3072": 6, "custom-4-8192": 4,
     "n2-custom-6-3072-ext": 6, "e2-medium": 2, "c2d-highcpu-112": 112, "a2-highgpu-1g": None, "f1-micro": None,
@@ -45,9 +45,9 @@ def test_cores_are_read_from_the_name_of_a_machine_type() -> None:
 def test_slots_cover_the_shards_and_no_worker_gets_more_than_its_share(shards: int, cores: int, most: int) -> None:
     workers, threads = dataflow.fleet_size(shards, cores, most)
     slots = cores * threads  # of a worker
-    assert 1 <= workers <= most and 1 <= threads <= MOST_THREADS
-    if shards > most * cores * MOST_THREADS:  # more than may be in work at once: they take turns
-        assert (workers, threads) == (most, MOST_THREADS)
+    assert 1 <= workers <= most and 1 <= threads <= MAX_THREADS
+    if shards > most * cores * MAX_THREADS:  # more than may be in work at once: they take turns
+        assert (workers, threads) == (most, MAX_THREADS)
         return
     assert workers * slots >= shards
     assert (workers - 1) * slots < shards, "no worker is idle"

@@ -111,13 +111,13 @@ def insert_class(folder: Path) -> None:
 
 
 CHANGES: list[tuple[Callable[[Path], None], tuple[str, ...], str]] = [
-    (replace, (), "2 encoded, 58 taken from 1.0.0, 0 gone"),
+    (replace, (), "2 converted, 58 reused from 1.0.0, 0 removed"),
     (
         relabel,
         ("--splits", "train=0.5,validation=0.5", "--num_shards", "train=1,validation=5"),
-        "1 encoded, 59 taken from 1.0.0, 1 gone",
+        "1 converted, 59 reused from 1.0.0, 1 removed",
     ),
-    (insert_class, ("--one_hot", "--compression", "gzip"), "1 encoded, 60 taken from 1.0.0, 0 gone"),
+    (insert_class, ("--one_hot", "--compression", "gzip"), "1 converted, 60 reused from 1.0.0, 0 removed"),
 ]
 
 
@@ -127,7 +127,7 @@ def test_the_bytes_are_those_of_a_job_without_a_base(
 ) -> None:
     change(grown / "in")
     finished = versions(grown, of_plain(grown, *flags), *flags)
-    assert finished.err.startswith("base: 1.0.0, from which unchanged images are taken\n")
+    assert finished.err.startswith("base: reusing unchanged images from 1.0.0\n")
     assert f"\n  {summary}\n" in finished.out
     run = json.loads((grown / "out/photos/1.1.0/run.json").read_text())["base"]
     assert run["self_sha256"] == make.manifest(grown / "out/photos/1.0.0")["self_sha256"]
@@ -148,7 +148,7 @@ def test_of_unchanged_images_that_a_store_lists_with_md5_only_the_sample_is_read
         gcs.put(bucket, f"in/{name}", (grown / "in" / name).read_bytes())
     before = len(gcs.requests())
     finished = make.job(f"{url}/in", f"{url}/out", *flags, "--version", "1.1.0")
-    assert finished.code == 0 and "3 encoded, 58 taken" in finished.out, finished
+    assert finished.code == 0 and "3 converted, 58 reused" in finished.out, finished
     reads = [name for request in gcs.requests()[before:] if (name := request.object_read)]
     assert len([name for name in reads if name.startswith("in/")]) == 10 + 4  # the sample; what is new, and the reject
     for shard in make.shard_files(grown / "out/photos/1.0.0"):
@@ -172,7 +172,7 @@ def test_an_md5_that_a_manifest_gives_is_not_believed(grown: Path) -> None:
     assert write(grown, *flags, version="2.0.0").code == 0
     replace(grown / "in")
     finished = write(grown, *flags, version="2.1.0")
-    assert finished.code == 0 and "0 encoded, 58 taken from 2.0.0" in finished.out, finished
+    assert finished.code == 0 and "0 converted, 58 reused from 2.0.0" in finished.out, finished
     assert "changed 2" in finished.out
 
 
@@ -222,7 +222,7 @@ def test_after_a_storage_error_the_job_goes_on_without_the_base_and_says_so_once
         shard.unlink()
     finished = versions(grown, plain)
     assert finished.err.count("warning: continuing without base 1.0.0: ") == 1
-    assert "60 encoded, 0 taken from 1.0.0\n" in finished.out  # how many are gone isn't known
+    assert "60 converted, 0 reused from 1.0.0\n" in finished.out  # how many are gone isn't known
 
 
 def set_column(name: str, value: object) -> Callable[[Any], None]:

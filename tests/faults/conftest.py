@@ -19,7 +19,7 @@ Through = Callable[..., Proxy]
 def through(gcs: Gcs, monkeypatch: pytest.MonkeyPatch) -> Iterator[Through]:
     """Call it to send gs:// requests of this process through a proxy from then on."""
     monkeypatch.setattr(causes, "_FIRST_PAUSE_S", 0.01)
-    monkeypatch.setattr(causes, "_LONGEST_PAUSE_S", 0.1)
+    monkeypatch.setattr(causes, "_MAX_PAUSE_S", 0.1)
     monkeypatch.setattr(gs, "DEFAULT_RETRY", gs.DEFAULT_RETRY.with_delay(initial=0.01, maximum=0.1))
     with ExitStack() as stack:
 

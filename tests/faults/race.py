@@ -31,7 +31,7 @@ from tests.faults.proxy import Proxy
 
 FIRST = ("--image_size", "48", "--num_shards", "train=4,validation=2")
 SECOND = ("--image_size", "32", "--num_shards", "train=3,validation=1", "--overwrite")
-_MOST_DELAY_S = 0.12
+_MAX_DELAY_S = 0.12
 _SHARD = r"^POST .*{}\.tfrecord-0000{}-of-0000{}\W"
 FIRST_SHARD, SECOND_SHARD = _SHARD.format("train", 0, 4), _SHARD.format("train", 0, 3)
 CLAIM = r"^POST .*_state/1\.0\.0/claim\.json"
@@ -57,7 +57,7 @@ class Delaying(Proxy):
         self._chance = random.Random(seed)
 
     def before(self, request: str, body: bytes) -> None:
-        time.sleep(self._chance.uniform(0, _MOST_DELAY_S))
+        time.sleep(self._chance.uniform(0, _MAX_DELAY_S))
 
 
 class Holding(Proxy):

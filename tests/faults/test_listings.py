@@ -76,7 +76,7 @@ def interposing(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch)
     scheme = request.param
     upstream = request.getfixturevalue("gcs" if scheme == "gs" else "s3").url
     monkeypatch.setattr(causes, "_FIRST_PAUSE_S", 0.01)
-    monkeypatch.setattr(causes, "_LONGEST_PAUSE_S", 0.02)
+    monkeypatch.setattr(causes, "_MAX_PAUSE_S", 0.02)
     monkeypatch.setattr(gs, "PAGE_NAMES", PAGE)
     monkeypatch.setattr(objects, "PAGE_NAMES", PAGE)
     with serving(_Interposing(scheme, upstream)) as server:

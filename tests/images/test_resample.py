@@ -20,7 +20,7 @@ from tests.make import encoded, picture
 KERNEL = kernel()
 pytestmark = pytest.mark.skipif(KERNEL is None, reason="the resize is not compiled here")
 
-CASES, LARGEST_SIDE = 1000, 300
+CASES, MAX_SIDE = 1000, 300
 SQUARE = (0.0, 0.0, 8.0, 8.0)
 
 
@@ -32,7 +32,7 @@ def noise(height: int, width: int, channels: int) -> np.ndarray:
 def test_random_images_get_the_pixels_that_pillow_gives_them(name: str) -> None:
     """`benchmarks/resample_cases.py` compares any number of them."""
     for number in range(CASES):
-        some = case(0, number, name, LARGEST_SIDE)
+        some = case(0, number, name, MAX_SIDE)
         assert fails(some, [KERNEL]) == [], some
 
 

@@ -230,7 +230,7 @@ def test_a_cleaned_version_takes_the_other_images_from_the_one_before(
 ) -> None:
     make.published(photos, tmp_path, *SPLITS)
     finished = make.job(photos, tmp_path, *SPLITS, "--version", "1.0.1", "--exclude", gone)
-    assert "\n  0 encoded, 25 taken from 1.0.0, 15 gone\n" in finished.out, finished
+    assert "\n  0 converted, 25 reused from 1.0.0, 15 removed\n" in finished.out, finished
     shards = [(path.name, path.read_bytes()) for path in make.shard_files(tmp_path / "photos/1.0.1")]
     assert dict(shards) == {name: expected[name] for name, _ in shards}
 

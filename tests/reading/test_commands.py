@@ -55,7 +55,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
         (["show", "x", "--count"], "--count: expected one argument; see --help"),
         (["show", "x", "--count", "--seed", "1"], "--count: expected one argument; see --help"),
         (["show", "x", "--json=yes"], "--json: ignored explicit argument 'yes'; see --help"),
-        (["train", "x", "--epochs", "few"], "--epochs 'few': give a whole number from 1"),
+        (["train", "x", "--epochs", "few"], "--epochs 'few': give an integer from 1"),
         (["train"], "give a dataset, or --config; see --help"),
         (["train", "x", "--preset", "slow"], "--preset 'slow': choose one of quick, finetune"),
         (["train", "x", "--config", "x.json"], "--config 'x.json': there is no such file; give OUT/run.json"),

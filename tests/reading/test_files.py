@@ -101,8 +101,8 @@ def test_what_cannot_be_used_says_why(folder: Path, tmp_path: Path) -> None:
     for name, value, message in (
         ("image_size", 0, r"image_size must be a side or \(height, width\) in pixels, got 0"),
         ("image_size", None, r"image_size must be a side or \(height, width\) in pixels, got None"),
-        ("batch_size", 0, "batch_size must be a whole number from 1, got 0"),
-        ("batch_size", 1.5, r"batch_size must be a whole number from 1, got 1\.5"),
+        ("batch_size", 0, "batch_size must be an integer from 1, got 0"),
+        ("batch_size", 1.5, r"batch_size must be an integer from 1, got 1\.5"),
         ("cache", "", "cache='': give a local folder, 'memory' or None"),
         ("cache", "gs://bucket/x", "cache='gs://bucket/x': give a local folder, 'memory' or None"),
     ):

@@ -43,7 +43,7 @@ def test_a_position_counts_the_steps_of_the_training_through_every_resume() -> N
     ):
         position.at(36)
     for wrong in (37.5, "40", None):
-        with pytest.raises(UsageError, match=r"^step must be a whole number, got "):
+        with pytest.raises(UsageError, match=r"^step must be an integer, got "):
             position.at(wrong)
 
 
@@ -135,7 +135,7 @@ def test_step_counters_of_any_kind_make_the_same_position(steps: Any) -> None:
     assert begin.on(global_batch_size=4, hosts=2).window_runs == begin.window_runs == 16
     assert begin.on(**numbers).to_json() == begin.on(global_batch_size=4, hosts=2, window_runs=3).to_json()
     for wrong in (2.5, "5", None, math.nan, math.inf):
-        with pytest.raises(UsageError, match=re.escape(f"steps must be a whole number, got {wrong!r}")):
+        with pytest.raises(UsageError, match=re.escape(f"steps must be an integer, got {wrong!r}")):
             begin.after(wrong)  # type: ignore[arg-type]
 
 
@@ -143,7 +143,7 @@ def test_batches_that_hosts_cannot_divide_name_the_nearest() -> None:
     position = start(10)
     with pytest.raises(ValueError, match=r"global_batch_size=100 .* 7 hosts; the nearest that fit: 98 or 105"):
         position.on(global_batch_size=100, hosts=7)
-    with pytest.raises(UsageError, match=r"global_batch_size must be a whole number, got 2\.5"):
+    with pytest.raises(UsageError, match=r"global_batch_size must be an integer, got 2\.5"):
         position.on(global_batch_size=2.5, hosts=1)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="the nearest that fit: 7"):
         position.on(global_batch_size=3, hosts=7)

@@ -15,7 +15,7 @@ from keras import ops
 import reader
 from tests.soak.trainers import Job, Rows
 
-EPOCHS, EVERY_STEPS, MOST_STEPS, MOST_RECORDS = 3, 5, 500, 64
+EPOCHS, EVERY_STEPS, MAX_STEPS, MAX_RECORDS = 3, 5, 500, 64
 
 
 class _Recorder(keras.layers.Layer):  # type: ignore[misc]
@@ -26,16 +26,16 @@ class _Recorder(keras.layers.Layer):  # type: ignore[misc]
         self._segment, self._batch = segment, batch
         kind: Any = {"dtype": "int32", "initializer": "zeros", "trainable": False}
         self.at = self.add_weight(shape=(), name="at", **kind)
-        self.log = self.add_weight(shape=(MOST_STEPS, 2 + MOST_RECORDS), name="log", **kind)
+        self.log = self.add_weight(shape=(MAX_STEPS, 2 + MAX_RECORDS), name="log", **kind)
 
     def call(self, inputs: Any, training: bool | None = None) -> Any:
         outputs, numbers = inputs
         if training:
             head = ops.convert_to_tensor([self._segment, self._batch], "int32")
-            tail = ops.zeros((MOST_RECORDS - self._batch,), "int32")
+            tail = ops.zeros((MAX_RECORDS - self._batch,), "int32")
             numbers = ops.cast(ops.reshape(numbers, (self._batch,)), "int32")
             row = ops.concatenate([head, numbers, tail])
-            here = ops.expand_dims(ops.equal(ops.arange(MOST_STEPS), self.at.value), 1)
+            here = ops.expand_dims(ops.equal(ops.arange(MAX_STEPS), self.at.value), 1)
             self.log.assign(ops.where(here, row, self.log.value))
             self.at.assign(self.at + 1)
         return outputs

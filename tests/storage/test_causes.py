@@ -28,7 +28,7 @@ Reach = Callable[[str], str]
 def reach(monkeypatch: pytest.MonkeyPatch) -> Reach:
     """Makes each scheme lead to a server, with credentials that it never looks at."""
     monkeypatch.setattr(causes, "_FIRST_PAUSE_S", 0.01)
-    monkeypatch.setattr(causes, "_LONGEST_PAUSE_S", 0.05)
+    monkeypatch.setattr(causes, "_MAX_PAUSE_S", 0.05)
 
     def set_up(server: str) -> str:
         azure = {"ACCOUNT_NAME": "me", "ACCOUNT_KEY": "a2V5", "ENDPOINT": server}

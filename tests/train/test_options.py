@@ -163,8 +163,8 @@ def test_a_batch_is_shared_evenly_by_the_devices(info: DatasetInfo) -> None:
     ("options", "message"),
     [
         ({"augment": "rotate"}, "--augment 'rotate': choose one of none, flip, flip_crop, random_resized_crop"),
-        ({"epochs": 0}, "--epochs '0': give a whole number from 1"),
-        ({"epochs": 1.5}, "--epochs '1.5': give a whole number from 1"),
+        ({"epochs": 0}, "--epochs '0': give an integer from 1"),
+        ({"epochs": 1.5}, "--epochs '1.5': give an integer from 1"),
         ({"label_smoothing": 1.0}, "--label_smoothing '1.0': give a number from 0 to 0.99"),
         ({"optimizer": "lamb"}, "--optimizer 'lamb': choose one of adam, adamw, sgd"),
         ({"select": "f1"}, "--select 'f1': choose one of loss, accuracy"),

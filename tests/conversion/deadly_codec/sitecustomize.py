@@ -16,7 +16,7 @@ from PIL import ImageFile
 
 from beam_pipeline.conversion import decoder
 
-decoder.LEAST_S, decoder.SECONDS_PER_PIXEL = 2.0, 0.0  # a hang is one after 2 s
+decoder.MIN_S, decoder.SECONDS_PER_PIXEL = 2.0, 0.0  # a hang is one after 2 s
 
 _load = ImageFile.ImageFile.load
 
