@@ -21,7 +21,6 @@ from msgspec import convert, defstruct
 from beam_pipeline import images
 from beam_pipeline.errors import ImageShardsError, Reject, UsageError
 from beam_pipeline.images import ImageOptions, formats, geometry, memory
-from beam_pipeline.images.memory import LEAST_BOUND, MemoryBudget
 from beam_pipeline.images.resize import RESAMPLING
 from beam_pipeline.schema import RejectReason
 from beam_pipeline.schema.manifest import FOREIGN_KEY
@@ -30,7 +29,6 @@ from reader.info import DatasetInfo, ImageInfo, as_info
 from reader.pixels import MAX_PIXELS, ImageDecoder, Pixels, UndecodableImageError, in_8_bits, target_size
 from reader.tools.rejects import in_words
 
-_MEMORY = MemoryBudget(LEAST_BOUND)  # that large photos of all threads share
 _OWN_SIZES = ("shorter", "longer")  # resize modes that leave each image its own size
 _CHOICES: dict[str, Any] = {"resize_mode": geometry.RESIZE_MODES, "resample": RESAMPLING, "format": images.FORMATS}
 _KINDS = get_type_hints(ImageOptions) | {name: Literal[tuple(values)] for name, values in _CHOICES.items()}
@@ -98,7 +96,7 @@ class Preprocessing:
         pixels = np.empty(self.shape, np.uint8)
         try:
             with contextlib.ExitStack() as held:  # until it is decoded again: it may be as large as the photo
-                self._decode(self._stored(data, lambda size: held.enter_context(_MEMORY.held(size))), pixels, 0)
+                self._decode(self._stored(data, lambda size: held.enter_context(memory.SHARED.held(size))), pixels, 0)
         except Reject as reject:
             raise PhotoError(why(reject)) from None
         except UndecodableImageError as error:

@@ -19,7 +19,7 @@ from beam_pipeline.conversion.attempts import Attempts
 from beam_pipeline.conversion.isolation import DEATHS, IsolatedDecoder
 from beam_pipeline.errors import Reject, StorageError
 from beam_pipeline.images import EncodedImage, ImageOptions
-from beam_pipeline.images.memory import LEAST_BOUND, MemoryBudget
+from beam_pipeline.images.memory import SHARED
 from beam_pipeline.text import print_line
 
 # With the default --max_pixels a decoder is taken to hang after 239 s. Pillow decodes and resizes a pixel in about
@@ -27,13 +27,11 @@ from beam_pipeline.text import print_line
 LEAST_S = 60.0
 SECONDS_PER_PIXEL = 1e-6
 _LOOK_EVERY_S = 1.0
-# Large images share what one may take at the default --max_pixels; one that takes more is decoded alone.
-_MEMORY = MemoryBudget(LEAST_BOUND)
 
 
 @functools.cache  # parts of the sample follow each other, and starting a process takes as long as 100 images
 def _isolated(options: ImageOptions, limit_s: float, with_sums: bool) -> IsolatedDecoder:
-    return IsolatedDecoder(options, limit_s, _MEMORY, with_sums)
+    return IsolatedDecoder(options, limit_s, with_sums)
 
 
 class Decoder:
@@ -79,7 +77,7 @@ class Decoder:
 
             def reserve(size: int) -> None:
                 _unwatch()  # waiting for memory isn't hanging
-                held.enter_context(_MEMORY.held(size))
+                held.enter_context(SHARED.held(size))
                 _watch(path, self._limit_s)
 
             _watch(path, self._limit_s)

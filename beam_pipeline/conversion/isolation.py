@@ -20,7 +20,7 @@ from beam_pipeline import images
 from beam_pipeline.errors import ImageShardsError, Reject
 from beam_pipeline.images import PASSTHROUGH, ChannelSums, EncodedImage, ImageOptions, SourceInfo
 from beam_pipeline.images.formats import hide_warnings
-from beam_pipeline.images.memory import LEAST_BOUND, MemoryBudget, Reserve
+from beam_pipeline.images.memory import LEAST_BOUND, SHARED, Reserve
 from beam_pipeline.schema import RejectReason
 
 # Reasons of images that killed a child process; `out_of_memory` may also be an exception in it.
@@ -36,13 +36,11 @@ class IsolatedDecoder:
     Args:
         options: how to convert images.
         limit_s: seconds that an image may take; twice that by the wall clock.
-        memory: the budget that a large image takes its memory from, also in a child.
         with_sums: whether to compute the channel sums of each image.
     """
 
-    def __init__(self, options: ImageOptions, limit_s: float, memory: MemoryBudget, with_sums: bool) -> None:
+    def __init__(self, options: ImageOptions, limit_s: float, with_sums: bool) -> None:
         self._limit_s = limit_s
-        self._memory = memory
         self._start = partial(_Child, options, _WALL_FACTOR * limit_s, with_sums)
         self._idle: list[_Child] = []
 
@@ -56,7 +54,7 @@ class IsolatedDecoder:
             with ExitStack() as held:
 
                 def reserve(size: int) -> None:
-                    held.enter_context(self._memory.held(size))
+                    held.enter_context(SHARED.held(size))
 
                 if is_last:  # alone with all the memory, so that other images can't be to blame
                     reserve(LEAST_BOUND)

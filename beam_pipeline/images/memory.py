@@ -86,6 +86,10 @@ class MemoryBudget:
             self.release(size)
 
 
+# Large images of all threads share what one may take at the default --max_pixels; one that takes more is decoded alone.
+SHARED = MemoryBudget(LEAST_BOUND)
+
+
 def bound(options: ImageOptions) -> int:
     """Bytes that one image may take."""
     return max(LEAST_BOUND, _BYTES_PER_PERMITTED_PIXEL * options.max_pixels)

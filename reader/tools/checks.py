@@ -12,7 +12,7 @@ from PIL import Image
 
 from beam_pipeline.errors import ImageShardsError
 from beam_pipeline.images.codec import ChannelSums, channel_sums
-from beam_pipeline.images.memory import LEAST_BOUND, MemoryBudget, to_decode
+from beam_pipeline.images.memory import LEAST_BOUND, SHARED, to_decode
 from beam_pipeline.text import size_text
 from reader.example import Value
 from reader.info import DatasetInfo
@@ -25,7 +25,6 @@ R = TypeVar("R")
 
 _FILES_AT_ONCE = 8
 _LARGE_PIXELS = 1 << 24  # of a JPEG that Pillow decodes too: an array beside its image would double what it takes
-_MEMORY = MemoryBudget(LEAST_BOUND)  # of all images that Pillow decodes at a time
 _GREY_MODES = ("1", "L", "I", "I;16", "I;16B")
 
 
@@ -121,7 +120,7 @@ def check_image(encoded: bytes, channels: int = 3, with_sums: bool = False) -> C
         if needed > LEAST_BOUND:
             takes = f"takes {size_text(needed)} of memory to decode, more than {size_text(LEAST_BOUND)}"
             raise UndecodableImageError(f"the image of {image.height}x{image.width} pixels {takes}")
-        with _MEMORY.held(needed):
+        with SHARED.held(needed):
             image.load()
             pixels = in_8_bits(image)
             pixels = pixels if pixels.mode in ("L", "RGB") else pixels.convert("RGB")

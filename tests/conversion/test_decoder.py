@@ -21,6 +21,7 @@ from beam_pipeline.conversion import decoder, isolation
 from beam_pipeline.conversion.attempts import Attempts, sample_marker
 from beam_pipeline.conversion.decoder import Decoder
 from beam_pipeline.errors import ImageShardsError, Reject
+from beam_pipeline.images.memory import SHARED
 from beam_pipeline.inputs.references import order_key
 from reader.example import parse_example
 from tests import make
@@ -135,7 +136,7 @@ def children(process: str = "thread-self") -> list[str]:
 
 def test_child_processes_end_with_their_decoder() -> None:
     before = children()
-    parent = isolation.IsolatedDecoder(options(), 60.0, decoder._MEMORY, with_sums=True)
+    parent = isolation.IsolatedDecoder(options(), 60.0, with_sums=True)
     parent.convert(GOOD)
     assert len(children()) == len(before) + 1
     del parent
@@ -209,7 +210,7 @@ def test_large_images_wait_for_memory_and_small_ones_do_not(is_isolated: bool) -
     large = make.encoded(LARGE, "PNG", compress_level=1)
     one, done = Decoder(options(), None, isolated=is_isolated, with_sums=True), []
     threads = [threading.Thread(target=lambda: done.append(one.convert("large", large, b""))) for _ in range(2)]
-    with decoder._MEMORY.held(1 << 30):
+    with SHARED.held(1 << 30):
         for thread in threads:
             thread.start()
         time.sleep(1)
@@ -219,21 +220,21 @@ def test_large_images_wait_for_memory_and_small_ones_do_not(is_isolated: bool) -
     for thread in threads:
         thread.join()
     assert done == [converted(large)] * 2
-    assert decoder._MEMORY._reserved == 0
+    assert SHARED._reserved == 0
 
 
 @pytest.mark.soak
 @pytest.mark.usefixtures("quick_limits")
 def test_a_child_process_that_waits_for_memory_does_not_hang() -> None:
     large = make.encoded(LARGE, "PNG", compress_level=1)
-    with ThreadPoolExecutor(1) as pool, decoder._MEMORY.held(1 << 30):
+    with ThreadPoolExecutor(1) as pool, SHARED.held(1 << 30):
         waiting = pool.submit(isolated().convert, "large", large, b"")
         time.sleep(5)  # its limit is 4 s
-        decoder._MEMORY.release(1 << 30)
+        SHARED.release(1 << 30)
         try:
             assert waiting.result() == converted(large)
         finally:
-            decoder._MEMORY.reserve(1 << 30)
+            SHARED.reserve(1 << 30)
 
 
 # --- what an attempt leaves for the next

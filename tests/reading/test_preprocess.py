@@ -16,9 +16,8 @@ import reader
 from beam_pipeline.config import Config
 from beam_pipeline.errors import ImageShardsError, UsageError
 from beam_pipeline.images import ImageOptions
-from beam_pipeline.images.memory import MemoryBudget
+from beam_pipeline.images.memory import SHARED
 from beam_pipeline.schema import canonical_json
-from reader import preprocess
 from reader.pixels import ImageDecoder
 from tests import make
 from tests.images import kinds, test_memory
@@ -161,11 +160,9 @@ def test_for_third_party_shards_large_photos_wait_for_each_other_until_they_are_
     format: str, mebibytes: int, index: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     photo, held = make.encoded(Image.new("RGB", (4800, 4000)), format), []
-    budget = MemoryBudget(1 << 30)
-    monkeypatch.setattr(preprocess, "_MEMORY", budget)
-    make.before(monkeypatch, ImageDecoder, "__call__", lambda *_: held.append(budget._reserved >> 20))
+    make.before(monkeypatch, ImageDecoder, "__call__", lambda *_: held.append(SHARED._reserved >> 20))
     assert reader.decode(photo, index, 16).shape == (16, 16, 3)
-    assert (held, budget._reserved) == ([mebibytes], 0)
+    assert (held, SHARED._reserved) == ([mebibytes], 0)
 
 
 def test_decoding_needs_neither_beam_nor_a_framework(every_kind: Path, original: Path, tmp_path: Path) -> None:
