@@ -196,7 +196,7 @@ def test_an_api_that_refuses_to_look_for_the_job_ends_the_command_before_anythin
 @pytest.mark.parametrize("flag", ["--seed=7", "--plan_only"])
 def test_a_job_of_another_command_under_the_name_is_left_alone(watched: Watched, flag: str) -> None:
     before = watched.api.requests.count(POST)
-    lines = watched.lines(Step("RUNNING"), code=1, more=(flag,))
+    lines = watched.lines(Step("RUNNING"), code=1, more=(flag, "--detach"))
     assert lines == [
         f"error: job {ID} runs under the name 'imageshards-photos-1-0-0' with another configuration, input or output: "
         f"wait for its end, cancel it ({CANCEL}), or choose another --version or --job_name"
