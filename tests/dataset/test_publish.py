@@ -150,7 +150,7 @@ def test_publishing_removes_the_state(written: Job) -> None:
 
 
 NOT_WRITTEN = r"shard photos-train.tfrecord-00001-of-00002 was not written"
-NOT_LISTED = r"are not the 40 images listed: nothing is published"
+NOT_LISTED = r"but 40 images were listed: nothing is published"
 CHANGED = r"{} is not what this job wrote: nothing is published; run the same command again$"
 SIDECAR, SHARD = "_state/1.0.0/shards/train-00001.json", "1.0.0/photos-train.tfrecord-00001-of-00002"
 INDEX = "1.0.0/index/photos-train.tfrecord-00001-of-00002.idx"

@@ -167,7 +167,7 @@ def test_a_job_with_mapped_splits_ends_is_repeated_and_repaired_but_not_with_ano
         assert write("Testing=test,Training=train", *more).out.startswith("already published")
     other = write("Training=train,Testing=train")
     assert (other.code, "choose --version 2.0.0 or --overwrite" in other.err) == (2, True)
-    assert "4 taken from 1.0.0" in write("Training=train,Testing=validation", "--version", "2.0.0").out
+    assert "4 reused from 1.0.0" in write("Training=train,Testing=validation", "--version", "2.0.0").out
 
 
 @pytest.mark.parametrize(
