@@ -138,12 +138,7 @@ class BenchResult:
         return {**self.conditions, "rows": [row.as_json() for row in self.rows]}
 
     def draw(self, path: str) -> None:
-        """Draw bars of images/s with their spread, as a PNG.
-
-        Raises:
-            OSError: the file can't be written.
-            ModuleNotFoundError: Matplotlib isn't installed.
-        """
+        """Draw bars of images/s with their spread, as a PNG. Needs Matplotlib."""
         from matplotlib.figure import Figure  # a second to import
 
         shown = [row for row in self.rows if not row.missing]
@@ -151,13 +146,12 @@ class BenchResult:
         spread = [[rate - min(row.rates), max(row.rates) - rate] for rate, row in zip(rates, shown, strict=True)]
         colours = ["tab:blue" if row.alone else "tab:gray" for row in shown]
         figure = Figure(figsize=(10, 1.4 + 0.5 * len(shown)), layout="constrained")
+        figure.suptitle(self.title, fontsize="medium", wrap=True)
         axes = figure.subplots()
         bars = axes.barh([row.name for row in shown], rates, 0.6, xerr=np.transpose(spread), color=colours)
         axes.bar_label(bars, fmt="{:,.0f}", padding=4)
-        axes.set_xlim(0, 1.2 * max(rates))
+        axes.set(xlim=(0, 1.2 * max(rates)), xlabel="images/s: median, slowest to fastest run")
         axes.invert_yaxis()
-        axes.set_xlabel("images/s: median, slowest to fastest run")
-        axes.set_title(self.title, loc="left", fontsize="medium", wrap=True)
         figure.savefig(path, dpi=120, format="png")
 
 
@@ -239,8 +233,7 @@ def dataset_rows(info: DatasetInfo, split: str, encoded: Sequence[bytes], option
         ("as_torch (PyTorch)", "torch", lambda: reader.as_torch(batches())),
         ("as_jax (JAX)", "jax", as_jax),
     ]
-    rows = [Row(name, _again(make), expected_s, package, alone) for name, package, make in adapters]
-    return [*rows, alone]
+    return [*(Row(name, _again(make), expected_s, package, alone) for name, package, make in adapters), alone]
 
 
 def _again(make: Callable[[], Any]) -> Callable[[], Batches]:
