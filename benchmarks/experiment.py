@@ -85,7 +85,7 @@ def experiment(info: DatasetInfo, flags: argparse.Namespace) -> tuple[BenchResul
     split = first_records(info.ranges("train"), flags.images)
     with tempfile.TemporaryDirectory(prefix="imageshards-experiment-") as scratch:
         records = [run.record(index) for _, run, index in read_records(info, split, np.arange)]
-        forms = write_forms(info, records, Path(scratch), with_files=True)
+        forms = write_forms(info, records, Path(scratch))
         size, batch = flags.image_size, min(flags.batch_size, len(records))
         folder = Path(scratch) / "originals"
         _copy(flags.photos, folder, min(_FILES, len(records)))

@@ -150,7 +150,9 @@ class BenchResult:
         axes = figure.subplots()
         bars = axes.barh([row.name for row in shown], rates, 0.6, xerr=np.transpose(spread), color=colours)
         axes.bar_label(bars, fmt="{:,.0f}", padding=4)
-        axes.set(xlim=(0, 1.2 * max(rates)), xlabel="images/s: median, slowest to fastest run")
+        axes.set(
+            xlim=(0, 1.1 * max(max(row.rates) for row in shown)), xlabel="images/s: median, slowest to fastest run"
+        )
         axes.invert_yaxis()
         figure.savefig(path, dpi=120, format="png")
 
