@@ -164,9 +164,9 @@ def tfds(url: str) -> turns.Reader:
 
 def files(root: str) -> turns.Reader:
     """Individual files from the local disk, at the size that they have."""
-    import reader
+    from image_files import image_files_dataset
 
-    return sizes(reader.image_files_dataset(root, batch_size=BATCH, image_size=SIZE))
+    return sizes(image_files_dataset(root, batch_size=BATCH, image_size=SIZE))
 
 
 class StubDecoder:

@@ -1,7 +1,7 @@
 """The pictures of the documents: `python benchmarks/pictures.py` writes docs/images.
 
-What they show was measured elsewhere: `benchmarks/results/experiment.json` is what `imageshards bench … --latency_ms 50
---trace … --json` printed, and the local readers are those of the table in `benchmarks/RESULTS.md`. The shuffles are
+What they show was measured elsewhere: `benchmarks/results/experiment.json` is what `benchmarks/experiment.py --json`
+printed, and the local readers are those of the table in `benchmarks/RESULTS.md`. The shuffles are
 computed here, by the reader's own order. Charts are SVGs in two versions, for pages in light and in dark.
 """
 
@@ -15,10 +15,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import experiment
 import matplotlib as mpl
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from traces import Trace, draw
 
 import beam_pipeline
 import reader
@@ -26,8 +28,6 @@ from beam_pipeline.inputs.references import order_key
 from beam_pipeline.sample_data import draw_folder
 from reader import order
 from reader.position import Phase, Position
-from reader.tools import experiment
-from reader.tools.trace import Trace, draw
 
 HERE = Path(__file__).parent
 IMAGES = HERE.parent / "docs" / "images"

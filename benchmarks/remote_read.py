@@ -8,8 +8,8 @@ their part of its CPUs, which is printed: the clock is pessimistic, and CPU µs 
 NumPy door, `stub` with decoding replaced by nothing. Bytes fetched are those of objects; bytes used are those of the
 records that were handed out. Memory is that of processes of their own, after 1 and after EPOCHS epochs.
 
-`--check` reads two rows of `imageshards bench DATASET --against FILES --latency_ms 50`, in turns: as it does,
-local files with its own wait, and from the server behind the proxy. It fails if they differ by more than 15 %.
+`--check` reads two rows of `experiment.py`, in turns: as it does, local files with its own wait, and from the
+server behind the proxy. It fails if they differ by more than 15 %.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ from statistics import median
 
 sys.path.insert(0, str(Path(__file__).parent.parent))  # the server that tests use
 
+import experiment
 import material
 import psutil
 import turns
@@ -39,7 +40,7 @@ from turns import Case
 import reader
 from beam_pipeline import schema, storage
 from beam_pipeline.schema.manifest import open_manifest
-from reader.tools import experiment
+from reader.tools.bench import list_files
 from reader.tools.requests import SlowStorage
 from tests import servers
 
@@ -78,7 +79,7 @@ def check(files: str, dataset: str, latency_ms: float, repeats: int) -> str | No
         gcs = servers.Gcs(server, log(folder))
         bucket = gcs.new_bucket()
         gcs.put_folder(bucket, "shards", Path(dataset))
-        sources = experiment.image_files(files)
+        sources = list_files(storage.normalize(files))
         pictures = [Path(sources[number % len(sources)]) for number in range(CHECKED_FILES)]
         for number, path in enumerate(pictures):
             gcs.put(bucket, f"files/{number}{path.suffix}", path.read_bytes())

@@ -205,14 +205,14 @@ print(f"{waited_s / (perf_counter() - began):.0%} of the time was spent waiting 
 # %% [markdown]
 # ## Individual files or shards?
 #
-# How fast can each way of reading feed a trainer from this machine's disk? `bench` reads the same images as
-# individual files, as TensorFlow's tutorials read TFRecords, and as imageshards does, in turns.
+# How fast does each adapter feed a trainer from this machine's disk, and how fast are the original images, read as
+# individual files? `bench` reads them in turns.
 
 
 # %%
-def draw_rates(rows, names, where):
-    """Bars of images/s: `names` says what to call which row."""
-    rates = {names[row.name]: np.median(row.rates) for row in rows if row.name in names}
+def draw_rates(result, where):
+    """Bars of images/s."""
+    rates = {row.name: np.median(row.rates) for row in result.rows if row.passes}
     _, axes = plt.subplots(figsize=(6, 2))
     axes.bar_label(axes.barh(rates.keys(), rates.values()), fmt="{:,.0f}", padding=4)
     axes.invert_yaxis()
@@ -220,32 +220,18 @@ def draw_rates(rows, names, where):
     plt.show()
 
 
-result = imageshards.bench(info, images=640, batch_size=32, image_size=96, repeats=3)
-names = {
-    "individual files": "individual files",
-    "GZIP shards, the tutorial's way": "GZIP TFRecords, tf.data",
-    "plain shards, the tutorial's way": "TFRecords, tf.data",
-    "train_dataset (TensorFlow)": "imageshards, TensorFlow",
-    "train_batches": "imageshards, NumPy",
-}
-draw_rates(result.rows, names, "from the local disk")
+result = imageshards.bench(info, images=640, batch_size=32, image_size=96, against=PHOTOS)
+draw_rates(result, "from the local disk")
 
 # %% [markdown]
 # And from a bucket? There each request waits, here 50 ms, and a file is a request. With `latency_ms`, `bench` makes
-# every request wait so long, and reads the original images as individual files. A loop reads one at a time; many at
-# once are better; and a shard gives many images for one request. These shards are so small that two or three requests
-# are most of their time: [why.md](why.md) has the figures of a larger dataset.
+# every request wait so long. A loop reads one file at a time; many at once are better; and a shard gives many images
+# for one request. These shards are so small that two or three requests are most of their time: [why.md](why.md) has the
+# figures of a larger dataset.
 
 # %%
-result = imageshards.bench(info, batch_size=32, image_size=96, repeats=1, against=PHOTOS, latency_ms=50)
-names = {
-    "files, one at a time": "files, one at a time",
-    "files, tf.data's parallel map": "files, tf.data's parallel map",
-    "files, 32 at a time": "files, 32 at a time",
-    "plain shards, interleave": "TFRecords, tf.data",
-    "imageshards, train_batches": "imageshards, NumPy",
-}
-draw_rates(result.rows, names, "with 50 ms a request")
+result = imageshards.bench(info, images=640, batch_size=32, image_size=96, repeats=1, against=PHOTOS, latency_ms=50)
+draw_rates(result, "with 50 ms a request")
 
 # %% [markdown]
 # ## Next

@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from reader import keras as keras
     from reader.batches import eval_batches as eval_batches
     from reader.batches import train_batches as train_batches
-    from reader.files import image_files_dataset as image_files_dataset
     from reader.foreign import record_dataset as record_dataset
     from reader.info import DatasetInfo as DatasetInfo
     from reader.info import load_info as load_info
@@ -61,7 +60,6 @@ _HOMES = {
     "eval_batches": "batches",
     "eval_dataset": "tensorflow",
     "evaluate": "training.evaluate",
-    "image_files_dataset": "files",
     "index": "tools.index",
     "keras": "",
     "load_info": "info",

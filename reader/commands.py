@@ -10,12 +10,14 @@ import dataclasses
 import difflib
 import json
 import logging
+import math
 import os
 import re
 import shlex
 import signal
 import sys
 import textwrap
+import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, redirect_stdout, suppress
@@ -44,6 +46,7 @@ from reader.training.model_names import application_name
 from reader.training.options import AUGMENTS, PRESETS, TrainOptions, check_backend, read_run
 
 _WIDTH = 100
+_PROGRESS_S = 60  # between lines of progress in a pipe
 _SHOWN_FAULTS, _SHOWN_CLASSES = 50, 20
 _DATASET: dict[str, Any] = {
     "metavar": "DATASET",
@@ -390,63 +393,49 @@ def _add_bench(verbs: Any) -> None:
         "bench",
         _bench,
         "Measure how fast a dataset is read here, compared with decoding alone.",
-        "Reads the same images in every way people read images, in turns; decoding alone is the same work on bytes in "
-        "memory. Figures worth quoting need the defaults, which take minutes: a line on stderr for each run.",
-        "datasets/photos/1.0.0 --chart bench.png",
+        "Reads the same images with every adapter whose framework is installed, in turns; decoding alone is the same "
+        "work on bytes in memory. It says first how long it takes.",
+        "datasets/photos/1.0.0 --against photos --latency_ms 50",
         "0 measured, 1 the dataset or its storage can't be read",
     ).add_argument
     flag("dataset", **_DATASET)
     flag("--split", metavar="SPLIT", default="train", help="To read, such as train[:10000] (default: %(default)s).")
     flag("--classes", **_CLASSES)
     for name, default, text in (
-        ("images", 6400, "How many images each run reads; a smaller split is read again and again"),
+        ("images", 6400, "How many images each run reads, for 10 s at most; a smaller split is read again and again"),
         ("batch_size", 64, "Images in a batch"),
         ("image_size", 224, "Side in pixels that images are resized to"),
+        ("repeats", 3, "How many runs of each way count, after a batch to warm up"),
     ):
         flag(f"--{name}", metavar="N", type=int, default=default, help=f"{text} (default: {default}).")
-    flag(
-        "--repeats",
-        metavar="N",
-        type=int,
-        help="How many runs of each way count, after one to warm up (default: 7; with --latency_ms 3, and none).",
-    )
-    flag(
-        "--against", metavar="DIR", help="Class folders of the original images (default: files of the records' images)."
-    )
-    text = "Also read individual files from caches of decoded pixels; with --latency_ms they always are."
-    flag("--cached", action="store_true", help=text)
-    flag("--chart", metavar="PNG", help="File to draw into (default: bench.png); not with --latency_ms.")
+    text = "Also read the image files in these class folders, one at a time and 32 at a time."
+    flag("--against", metavar="FOLDER", help=text)
     flag(
         "--latency_ms",
-        metavar="MS",
+        metavar="N",
         type=float,
-        help="An experiment in place of the above, without a bucket: every request to storage, single files included, "
-        "waits so long first and is counted. Reads from one file at a time to shards; needs --against; 2 to 3 minutes.",
+        default=0,
+        help="Every request to storage, single files included, waits so many milliseconds first: what a bucket would "
+        "cost, without one (default: %(default)s).",
     )
-    flag("--trace", metavar="PNG", help="With --latency_ms: draw what its first and last way do in a second.")
+    flag("--chart", metavar="PNG", default="bench.png", help="File to draw into (default: %(default)s).")
 
 
 def _bench(given: argparse.Namespace) -> int:
-    with suppress(ValueError):  # outside the main thread; as Ctrl-C, SIGTERM removes the temporary folder
+    with suppress(ValueError):  # outside the main thread; as Ctrl-C, SIGTERM leaves no empty chart
         signal.signal(signal.SIGTERM, signal.default_int_handler)
     _import_tensorflow_quietly()
     from reader.tools import bench
 
-    info = load_info(given.dataset)
-    flags = "split", "classes", "images", "batch_size", "image_size", "repeats", "against", "cached", "latency_ms"
+    flags = "split", "classes", "images", "batch_size", "image_size", "repeats", "against", "latency_ms"
     values = {name: getattr(given, name) for name in flags}
-    if given.latency_ms is not None and given.chart is not None:
-        raise UsageError("--chart doesn't go with --latency_ms: --trace draws what it measures")
-    if given.latency_ms is None and given.trace is not None:
-        raise UsageError("--trace needs --latency_ms")
-    flag, file = ("--chart", given.chart or "bench.png") if given.latency_ms is None else ("--trace", given.trace)
     can_draw = find_spec("matplotlib") is not None
-    with _drawn(flag, file) if file and can_draw else nullcontext():
-        result = bench.bench(info, **values, with_traces=given.trace is not None, report=_show_progress)
-        if file and can_draw:
-            result.draw(file)
-    note = "" if not file else f"\nchart: {file}" if can_draw else "\nno chart: Matplotlib is not installed"
-    _print(given, result.as_json(), f"{result}{note}")
+    with _drawn("--chart", given.chart) if can_draw else nullcontext():
+        result = bench.bench(load_info(given.dataset), **values, report=_Progress())
+        if can_draw:
+            result.draw(given.chart)
+    note = f"chart: {given.chart}" if can_draw else "no chart: Matplotlib is not installed"
+    _print(given, result.as_json(), f"{result}\n{note}")
     return EXIT_OK
 
 
@@ -464,9 +453,17 @@ def _drawn(flag: str, file: str) -> Iterator[None]:
         raise
 
 
-def _show_progress(line: str) -> None:
-    is_terminal = sys.stderr.isatty()  # elsewhere each line stays
-    print_line(line, sys.stderr, end="" if is_terminal else "\n", wipe=is_terminal)
+class _Progress:
+    """Shows lines of progress on stderr; one a minute at most if that is no terminal."""
+
+    def __init__(self) -> None:
+        self._shown_s = -math.inf
+
+    def __call__(self, line: str) -> None:
+        now_s = time.monotonic()
+        if sys.stderr.isatty() or now_s - self._shown_s >= _PROGRESS_S:
+            self._shown_s = now_s
+            print_line(line, sys.stderr)
 
 
 def _add_diff(verbs: Any) -> None:

@@ -98,3 +98,14 @@ def _counts(records: Mapping[str, int]) -> str:
 def _shown(value: Any) -> str:
     """A bad value on one line, long ones cut."""
     return repr(value) if isinstance(value, str) and len(value) <= 100 else reprlib.repr(value)
+
+
+def first_records(ranges: Sequence[RecordRange], count: int) -> str:
+    """The split string of the first so many records of some ranges: those of `train[:40]`, 16 → `train[:16]`."""
+    parts = []
+    for part in ranges:
+        stop = min(part.stop, part.start + count)
+        if stop > part.start:
+            parts.append(f"{part.split}[{part.start or ''}:{stop}]")
+            count -= stop - part.start
+    return "+".join(parts)

@@ -1,111 +1,160 @@
-"""`bench`: how fast a dataset is read here in all the ways people read images, compared with decoding alone.
+"""`bench`: how fast a dataset is read here by each adapter, compared with decoding alone and with single image files.
 
-Rows take turns, so that a slow minute of the machine hits all of them. Decoding alone is the same decoding, resizing
-and augmentation on bytes in memory, on every core: the difference is what reading and handing over cost.
+Rows take turns, so that a slow minute of the machine hits all of them. Decoding alone is the same decoding and
+resizing of bytes in memory, on every core: the difference is what reading and handing over cost. With a latency, every
+request of our storage layer waits first, single files included: bandwidth stays that of this machine.
 """
 
 from __future__ import annotations
 
-import itertools
 import os
 import platform
-import re
-import statistics
-import tempfile
-import threading
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+import random
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from dataclasses import dataclass, field
 from functools import partial
-from operator import attrgetter
-from pathlib import Path
-from typing import Any
+from importlib.util import find_spec
+from itertools import cycle, islice, product
+from statistics import median
+from typing import Any, NamedTuple
 
 import numpy as np
 
 import reader
 from beam_pipeline import storage
 from beam_pipeline.errors import ImageShardsError, UsageError
+from beam_pipeline.images.formats import EXTENSIONS
+from beam_pipeline.schema.manifest import FOREIGN_KEY
 from beam_pipeline.text import plural
-from reader import augment
+from reader.example import ImageFinder
 from reader.hosts import integer
 from reader.info import DatasetInfo, as_info
 from reader.machine import cpu_count
-from reader.pixels import ImageDecoder
-from reader.select import Classes, Selection, select
-from reader.tools import tutorial
+from reader.pixels import ImageDecoder, UndecodableImageError
+from reader.preprocess import PhotoError, Preprocessing
+from reader.select import Classes, select
+from reader.splits import first_records
 from reader.tools.checks import read_records
-from reader.tools.experiment import Batches, Experiment, Way, experiment, image_files
-from reader.tools.forms import write_forms
+from reader.tools.requests import Request, SlowStorage
 
-_OF_A_FILE = re.compile(r"ImageShardsError: (.+)")  # tf.data hands on only the text of an error
-OURS, ALONE = "train_batches", "decoding alone"
-_AUGMENTS: dict[str, Any] = {
-    "": None,
-    ", flip_crop": augment.flip_crop,
-    ", random_resized_crop": augment.random_resized_crop(),
-}
+Batches = Iterator[int]  # images of each batch
+
+ONE_AT_A_TIME, AT_ONCE = "files, one at a time", 32
+_TRIED = 16  # images that are decoded for the estimate of the duration
+_LIMIT_S = 10.0  # of a run: files one at a time, each after a wait, would take minutes
+
+
+class Pass(NamedTuple):
+    """One run of a row; its requests to storage are those for images that were only read ahead, too."""
+
+    images: int
+    wall_s: float
+    cpu_s: float
+    requests: int
+    bytes_read: int
 
 
 @dataclass
-class Row(Way):
-    """One way to read, again and again.
+class Row:
+    """One way to read."""
 
-    Attributes:
-        alone: the row of decoding alone that does the same work, if there is one.
-    """
-
-    alone: Row | None = None
+    name: str
+    open: Callable[[], Batches]  # begins to read, for as many images as a run takes, or for ever
+    expected_s: float  # for an image, for the estimate of the duration
+    package: str = ""  # what `open` needs besides NumPy
+    alone: Row | None = None  # decoding alone, if that does the same work
+    passes: list[Pass] = field(default_factory=list)  # those that were measured
 
     @property
-    def of_alone(self) -> tuple[float, float] | None:
-        """Its speed as a share of decoding alone, by clock and by CPU: medians over the passes side by side."""
-        if self.alone is None:
-            return None
-        pairs = list(zip(self.passes, self.alone.passes, strict=True))
-        by_clock, by_cpu = (
-            statistics.median((of(alone) / alone.images) / (of(one) / one.images) for one, alone in pairs)
-            for of in (attrgetter("wall_s"), attrgetter("cpu_s"))
-        )
-        return by_clock, by_cpu
+    def missing(self) -> str:
+        """Why it can't be measured: what isn't installed; "" if it can."""
+        if not self.package or find_spec(self.package) is not None:
+            return ""
+        return str(reader.with_install_hint(ModuleNotFoundError(name=self.package)))
+
+    @property
+    def rates(self) -> list[float]:
+        """Images/s of each run."""
+        return [1 / cost for cost in self.per_image("wall_s")]
+
+    def per_image(self, metric: str) -> list[float]:
+        """A number of each run, divided by its images."""
+        return [getattr(one, metric) / one.images for one in self.passes]
+
+    def relative_to_decode_only(self, metric: str) -> float:
+        """The speed of decoding alone that is left, by one metric: the median over runs next to each other."""
+        both = zip(self.alone.per_image(metric) if self.alone else (), self.per_image(metric), strict=True)
+        return median(alone / here for alone, here in both)
 
     def as_json(self) -> dict[str, Any]:
-        document = super().as_json()
-        if not self.missing:
-            document["of_decoding_alone"] = self.of_alone and dict(zip(("clock", "cpu"), self.of_alone, strict=True))
-        return document
+        """What was measured: medians."""
+        if self.missing:
+            return {"name": self.name, "missing": self.missing}
+        shares = {name: self.relative_to_decode_only(f"{name}_s") for name in ("wall", "cpu") if self.alone}
+        return {
+            "name": self.name,
+            "images": median(one.images for one in self.passes),
+            "images_per_s": round(median(self.rates), 1),
+            "images_per_s_spread": [round(min(self.rates), 1), round(max(self.rates), 1)],
+            "cpu_s_per_1000": round(1000 * median(self.per_image("cpu_s")), 4),
+            "requests_per_1000": round(1000 * median(self.per_image("requests")), 2),
+            "bytes_per_image": round(median(self.per_image("bytes_read")), 1),
+            "of_decoding_alone": shares or None,
+        }
 
 
 @dataclass(frozen=True)
 class BenchResult:
-    """What `bench` measured; as text, a table.
+    """What `bench` measured; as text, a table."""
 
-    Attributes:
-        title: dataset, side and machine, in a line.
-        conditions: what the rows hold for: the arguments, the dataset and the machine.
-        rows: one for each way to read.
-    """
-
-    title: str
-    conditions: dict[str, Any]
-    rows: list[Row]
+    title: str  # dataset, machine and how it was measured, in a line
+    conditions: dict[str, Any]  # what the rows hold for: the arguments, the dataset and the machine
+    rows: list[Row]  # one for each way to read
 
     def __str__(self) -> str:
-        images, repeats, split, records, originals = (
-            self.conditions[name] for name in ("images", "repeats", "split", "split_images", "against")
-        )
-        again = f" ({split} has {records:,}, read again and again)" if records < images else ""
-        runs = "1 run" if repeats == 1 else f"median of {repeats} runs in turns"
-        lines = [f"{self.title}, {plural(images, 'image')} a run{again}, {runs}"]
-        lines += [f"individual files: {originals}"] if originals else []
-        return "\n".join([*lines, table(self.rows)])
+        width = max(len(row.name) for row in self.rows)
+        heads = "images/s (slowest to fastest)  CPU s/1,000  requests/1,000  kB/image  % of decode-only (time / CPU)"
+        lines = [self.title, f"{'':{width}}  {heads}"]
+        for row in self.rows:
+            found, line = row.as_json(), f"{row.name:{width}}  "
+            if row.missing:
+                lines.append(f"{line}{row.missing}")
+                continue
+            slowest, fastest = found["images_per_s_spread"]
+            line += f"{found['images_per_s']:7,.0f} {f'({slowest:,.0f} to {fastest:,.0f})':21}"
+            line += f"  {found['cpu_s_per_1000']:11.3f}  {found['requests_per_1000']:14,.1f}"
+            line += f"  {found['bytes_per_image'] / 1000:8,.1f}"
+            shares = found["of_decoding_alone"]
+            lines.append(line + (f"  {shares['wall']:17.0%} / {shares['cpu']:.0%}" if shares else ""))
+        for file, why in islice(self.conditions["left_out"].items(), 1):
+            lines.append(f"{plural(len(self.conditions['left_out']), 'file')} left out, such as {file}: {why}")
+        return "\n".join(lines)
 
     def as_json(self) -> dict[str, Any]:
         """The same for programs."""
         return {**self.conditions, "rows": [row.as_json() for row in self.rows]}
 
     def draw(self, path: str) -> None:
-        """Draw the rows, as `chart`."""
-        chart(self.rows, self.title, path)
+        """Draw bars of images/s with their spread, as a PNG. Needs Matplotlib."""
+        from matplotlib.figure import Figure  # a second to import
+
+        shown = [row for row in self.rows if not row.missing]
+        rates = [median(row.rates) for row in shown]
+        spread = [[rate - min(row.rates), max(row.rates) - rate] for rate, row in zip(rates, shown, strict=True)]
+        colours = ["tab:blue" if row.alone else "tab:gray" for row in shown]
+        figure = Figure(figsize=(10, 1.4 + 0.5 * len(shown)), layout="constrained")
+        figure.suptitle(self.title, fontsize="medium", wrap=True)
+        axes = figure.subplots()
+        bars = axes.barh([row.name for row in shown], rates, 0.6, xerr=np.transpose(spread), color=colours)
+        axes.bar_label(bars, fmt="{:,.0f}", padding=4)
+        axes.set(
+            xlim=(0, 1.1 * max(max(row.rates) for row in shown)), xlabel="images/s: median, slowest to fastest run"
+        )
+        axes.invert_yaxis()
+        figure.savefig(path, dpi=120, format="png")
 
 
 def bench(
@@ -116,134 +165,81 @@ def bench(
     images: int = 6400,
     batch_size: int = 64,
     image_size: int = 224,
-    repeats: int | None = None,
+    repeats: int = 3,
     against: str | os.PathLike[str] | None = None,
-    cached: bool = False,
-    latency_ms: float | None = None,
-    with_traces: bool = False,
+    latency_ms: float = 0,
     report: Callable[[str], None] = lambda line: None,
-) -> BenchResult | Experiment:
-    """Measure how fast a dataset is read here in every common way, compared with decoding alone.
+) -> BenchResult:
+    """Measure how fast a dataset is read here by each adapter, compared with decoding alone.
 
     Args:
         info: what `load_info` returned, or the URL.
         split: TFDS split string.
-        classes: read these only, as of `train_batches`; not with `latency_ms`.
-        images: how many each run reads; a smaller split is read again and again.
+        classes: read these only, as of `train_batches`.
+        images: how many each run reads, of the split's first ones; a smaller split is read again and again. A run ends
+            after 10 s, too.
         batch_size: images in a batch, at most the split's.
         image_size: side in pixels that images are resized to.
-        repeats: runs that count, after one to warm up; None for 7, or with `latency_ms` for 3, without one to warm up.
-        against: original images in class folders for the individual files; None takes the records' images.
-        cached: also read individual files from caches of decoded pixels; not with `latency_ms`, which always does.
-        latency_ms: each request to storage waits so many milliseconds first and is counted, as if all files were in a
-            bucket; measures other rows (`reader.tools.experiment`), and needs `against`.
-        with_traces: with `latency_ms`, record what the first and the last row do in a second.
-        report: is given lines of progress.
+        repeats: runs that count, after a batch to warm up.
+        against: image files in class folders, which are then read one at a time, and 32 at a time.
+        latency_ms: each request to storage waits so many milliseconds first, as if all files were in a bucket.
+        report: is given lines of progress, the first says how long it takes.
 
     Raises:
         UsageError: no such split, a number is out of bounds, or there are no images in `against`.
-        ImageShardsError: a shard is missing or truncated, or a record is corrupt.
+        ImageShardsError: a shard is missing or truncated, a record is corrupt, or no image of `against` decodes.
     """
-    info, originals = as_info(info), storage.normalize(os.fspath(against)) if against else ""
-    if latency_ms is None and with_traces:
-        raise UsageError("with_traces needs latency_ms")
-    if latency_ms is not None:
-        _check_latency(latency_ms, originals)
-        if cached:
-            raise UsageError("cached doesn't go with latency_ms, whose rows have caches anyway; leave it out")
-    if latency_ms is not None and classes is not None:
-        raise UsageError("classes doesn't go with latency_ms, whose experiment reads complete splits; leave it out")
-    selection = select(info, split, classes)
-    repeats = repeats if repeats is not None else 7 if latency_ms is None else 3
+    info, folder = as_info(info), storage.normalize(os.fspath(against)) if against else ""
     numbers = {"images": images, "batch_size": batch_size, "image_size": image_size, "repeats": repeats}
     for name, number in numbers.items():
         integer(name, number, 1)
-    with tempfile.TemporaryDirectory(prefix="imageshards-bench-") as scratch:
-        there = np.arange(info.records(split)) if selection is None else selection.numbers()
-        records = [run.record(index) for _, run, index in read_records(info, split, lambda _: there[:images])]
-        batch = min(batch_size, len(records))
-        if latency_ms is not None:
-            forms = write_forms(info, records, Path(scratch), with_files=True)
-            return experiment(
-                info,
-                split,
-                forms,
-                against=originals,
-                latency_ms=latency_ms,
-                image_size=image_size,
-                batch_size=batch,
-                repeats=repeats,
-                with_traces=with_traces,
-                report=report,
-            )
-        rows = all_rows(info, split, records, image_size, batch, Path(scratch), originals, cached, selection)
-        measure(rows, images, repeats, report)
-    conditions = {"dataset": info.url, "split": split, "split_images": len(records), **numbers}
-    conditions |= {"against": originals or None, "cores": cpu_count(), "python": platform.python_version()}
-    title = f"{info.name} {info.version}, {image_size} px, {plural(cpu_count(), 'core')}"
-    return BenchResult(title, conditions, rows)
-
-
-def _check_latency(latency_ms: float, originals: str) -> None:
     if not 0 <= latency_ms <= 10_000:  # NaN is neither
         raise UsageError(f"latency_ms must be from 0 to 10,000, got {latency_ms:g}")
-    if not originals:
-        raise UsageError("latency_ms needs against: the class folders of the original images")
-    image_files(originals)
+    files = list_files(folder) if folder else []
+    selection = select(info, split, classes)
+    there = (np.arange(info.records(split)) if selection is None else selection.numbers())[:images]
+    read = first_records(info.ranges(split), int(there[-1]) + 1)  # only these: what is read ahead is of the run, too
+    find = ImageFinder(info.image_key, info.class_key)
+    encoded = [bytes(find(run.record(index))[0]) for _, run, index in read_records(info, split, lambda _: there)]
+    options: dict[str, Any] = {"global_batch_size": min(batch_size, len(encoded)), "image_size": image_size}
+    try:
+        rows, left_out = file_rows(info, files, images, image_size, latency_ms / 1000) if files else ([], {})
+        rows += dataset_rows(info, read, encoded, options | {"where": select(info, read, classes)})
+        measure(rows, images, repeats, options["global_batch_size"], latency_ms / 1000, report)
+    except UndecodableImageError as error:
+        raise ImageShardsError(f"{info.url}: {error}; imageshards verify finds the record") from None
+    conditions = {"dataset": info.url, "split": split, "split_images": len(encoded), **numbers}
+    conditions |= {"against": folder or None, "left_out": left_out, "latency_ms": latency_ms, "cores": cpu_count()}
+    again = f" ({split} has {len(encoded):,}, read again and again)" if len(encoded) < images else ""
+    title = f"{info.name} {info.version}, {image_size} px, {plural(cpu_count(), 'core')}, {latency_ms:g} ms a request, "
+    title += f"{plural(images, 'image')} a run{again}, {plural(repeats, 'run')} in turns"
+    return BenchResult(title, conditions | {"python": platform.python_version()}, rows)
 
 
-# --- the rows
+def dataset_rows(info: DatasetInfo, split: str, encoded: Sequence[bytes], options: dict[str, Any]) -> list[Row]:
+    """A row for each adapter, and decoding alone."""
 
+    def as_jax() -> Any:
+        import jax
 
-def all_rows(
-    info: DatasetInfo,
-    split: str,
-    records: Sequence[bytes],
-    size: int,
-    batch: int,
-    scratch: Path,
-    originals: str = "",
-    with_caches: bool = False,
-    selection: Selection | None = None,
-) -> list[Row]:
-    """Every way to read these records of a split, and decoding alone; `scratch` gets them in the other forms.
+        return reader.as_jax(batches(), jax.sharding.SingleDeviceSharding(jax.devices()[0]))
 
-    Individual files are those of the class folders `originals`, or of the records; with caches, cached files too.
-    """
-    options: dict[str, Any] = {"batch_size": batch, "image_size": size}
-    ours: dict[str, Any] = {"global_batch_size": batch, "image_size": size, "where": selection}
-    forms = write_forms(info, records, scratch, with_files=not originals)
-
-    def files(cache: Any = None) -> Any:
-        return reader.image_files_dataset(originals or forms.files, cache=cache, **options)
-
-    ways: dict[str, Callable[[], Any]] = {"individual files": files}
-    if with_caches:
-        ways["individual files, cached in memory"] = partial(files, cache="memory")
-        ways["individual files, cached on disk"] = partial(files, cache=scratch / "cache")
-    ways |= {
-        "GZIP shards, the tutorial's way": partial(tutorial.local_shards, info, forms.zipped, size, None),
-        "plain shards, the tutorial's way": partial(tutorial.local_shards, info, forms.plain, size, batch),
-        "train_dataset (TensorFlow)": lambda: reader.train_dataset(info, split, **ours),
-        "as_torch (PyTorch)": lambda: reader.as_torch(reader.train_batches(info, split, **ours)),
-    }
-    alone = {
-        name: Row(f"{ALONE}{name}", _decoding(forms.images, batch, ImageDecoder(info.image, size, augment=one)))
-        for name, one in _AUGMENTS.items()
-    }
-    # Other files, or no decoding at all, compare with nothing.
-    has_other_work = {name for name in ways if "cached" in name or (originals and name.startswith("individual"))}
-    rows = [
-        Row(name, _reopened(make), alone=None if name in has_other_work else alone[""]) for name, make in ways.items()
+    batches = partial(reader.train_batches, info, split, **options)
+    decode = ImageDecoder(info.image, options["image_size"], is_foreign=FOREIGN_KEY in info.manifest)
+    one_row = np.empty(decode.shape, np.uint8)
+    expected_s = _seconds(lambda image: decode(image, one_row, 0), encoded) / cpu_count()
+    alone = Row("decoding alone", _decoding(encoded, options["global_batch_size"], decode), expected_s)
+    adapters: list[tuple[str, str, Callable[[], Any]]] = [
+        ("train_batches (NumPy)", "", batches),
+        ("as_tf (TensorFlow)", "tensorflow", lambda: reader.as_tf(batches())),
+        ("as_torch (PyTorch)", "torch", lambda: reader.as_torch(batches())),
+        ("as_jax (JAX)", "jax", as_jax),
     ]
-    for name, one in _AUGMENTS.items():
-        train = partial(reader.train_batches, info, split, augment=one, **ours)
-        rows += [Row(f"{OURS}{name}", _reopened(train), alone=alone[name]), alone[name]]
-    return rows
+    return [*(Row(name, _again(make), expected_s, package, alone) for name, package, make in adapters), alone]
 
 
-def _reopened(make: Callable[[], Any]) -> Callable[[], Batches]:
-    """Opens a new pass after pass over what `make` makes once: small splits are read again and again."""
+def _again(make: Callable[[], Any]) -> Callable[[], Batches]:
+    """Reads what `make` makes once, again and again: small splits are read several times in a run."""
     made: list[Any] = []
 
     def read() -> Batches:
@@ -266,76 +262,89 @@ def _decoding(encoded: Sequence[bytes], batch: int, decode: ImageDecoder) -> Cal
             decode(image, rows[first + number], number)
 
     def read() -> Batches:
-        images = itertools.cycle(encoded)
-        while True:
-            parts = [list(itertools.islice(images, batch)) for _ in range(threads)]
-            workers = [threading.Thread(target=work, args=(part, i * batch)) for i, part in enumerate(parts)]
-            for worker in workers:
-                worker.start()
-            for worker in workers:
-                worker.join()
-            yield batch * threads
+        images = cycle(encoded)
+        with ThreadPoolExecutor(threads) as pool:
+            while True:
+                parts = [list(islice(images, batch)) for _ in range(threads)]
+                list(pool.map(work, parts, range(0, batch * threads, batch)))
+                yield batch * threads
 
     return read
 
 
-# --- measuring
+def file_rows(
+    info: DatasetInfo, files: Sequence[str], images: int, size: int, latency_s: float
+) -> tuple[list[Row], dict[str, str]]:
+    """Rows of single image files of any format, drawn from all classes; and those that don't decode, with why."""
+    decode, left_out = Preprocessing(info.manifest, True, (size, size)).decode, dict[str, str]()
+    drawn = list(islice(cycle(random.Random(0).sample(files, len(files))), images))
 
-
-def measure(rows: Sequence[Row], images: int, repeats: int, report: Callable[[str], None]) -> None:
-    """Read every row once to warm up, then all of them in turns, `images` each; `report` is given lines of progress."""
-    for repeat, row in itertools.product(range(repeats + 1), rows):
-        if row.missing:
-            continue
-        report(f"{f'repeat {repeat} of {repeats}' if repeat else 'warm-up'}: {row.name}")
+    def load(file: str) -> int:
         try:
-            row.measure(images)
-        except Exception as error:
-            if found := _OF_A_FILE.search(str(error)):
-                raise ImageShardsError(f"{found[1]}; remove the file, or leave --against out") from None
-            raise
-        if not repeat:
-            row.passes.clear()
+            decode(storage.open_storage(file).read(file))
+        except PhotoError as error:
+            left_out[file] = str(error)  # as the writer does
+        return file not in left_out
+
+    def at_once(count: int) -> Batches:
+        threads = ThreadPoolExecutor(count)
+        try:
+            yield from threads.map(load, drawn)
+        finally:
+            threads.shutdown(cancel_futures=True)
+
+    spent_s = _seconds(load, drawn)
+    if left_out.keys() >= {*drawn[:_TRIED]}:
+        raise ImageShardsError(f"{next(iter(left_out))}: {left_out.popitem()[1]}; none of the first images decodes")
+    many_s = max(spent_s / cpu_count(), (spent_s + latency_s) / AT_ONCE)
+    one = Row(ONE_AT_A_TIME, lambda: at_once(1), spent_s + latency_s)
+    return [one, Row(f"files, {AT_ONCE} at a time", lambda: at_once(AT_ONCE), many_s)], left_out
 
 
-# --- what was found
+def list_files(folder: str) -> list[str]:
+    """The image files in class folders, of the suffixes that the writer takes. Raises UsageError if there is none."""
+    try:
+        files = [file.path for file in storage.open_storage(folder).files(folder, every_name=True)]
+    except FileNotFoundError:
+        raise UsageError(f"{folder}: no such folder") from None
+    shown = (path for path in files if "/" in path and not path.startswith(".") and "/." not in path)
+    images = sorted(path for path in shown if os.path.splitext(path)[1][1:].strip().lower() in EXTENSIONS)
+    if not images:
+        raise UsageError(f"{folder}: no image in class folders there; images end in {', '.join(EXTENSIONS)}")
+    return [storage.join(folder, path) for path in images]
 
 
-def table(rows: Sequence[Row]) -> str:
-    """Lines of text, a row each."""
-    width = max(len(row.name) for row in rows)
-    lines = [f"{'':{width}}  images/s (slowest to fastest)  CPU s/1,000  % of decode-only speed (time / CPU)"]
-    for row in rows:
-        if row.missing:
-            lines.append(f"{row.name:{width}}  {row.missing}")
-            continue
-        line = f"{row.name:{width}}{row.rate_text():32} {row.cpu_per_1000:11.3f}"
-        lines.append(line + (" {:11.0%} / {:.0%}".format(*row.of_alone) if row.of_alone else ""))
-    return "\n".join(lines)
+def _seconds(work: Callable[[Any], object], items: Sequence[Any]) -> float:
+    """Seconds for each of the first items, for the estimate of the duration."""
+    tried, begin = items[:_TRIED], time.perf_counter()
+    for one in tried:
+        work(one)
+    return (time.perf_counter() - begin) / len(tried)
 
 
-def chart(rows: Sequence[Row], title: str, path: str) -> None:
-    """Draw bars of images/s with their spread, and decoding alone as marks, as a PNG.
+def measure(
+    rows: Sequence[Row], images: int, repeats: int, batch: int, latency_s: float, report: Callable[[str], None]
+) -> None:
+    """Read a batch of every row to warm up, then all rows in turns, `images` each; `report` is given the progress."""
+    measured, requests = [row for row in rows if not row.missing], list[Request]()
+    expected_s = repeats * sum(min(_LIMIT_S, images * row.expected_s) for row in measured)
+    report(f"about {max(1, round(expected_s)):,} s: {plural(len(measured), 'row')} × {plural(repeats, 'run')}")
+    with storage.wrapped(lambda store: SlowStorage(store, latency_s, requests.append)):
+        for repeat, row in product(range(repeats + 1), measured):
+            report(f"run {repeat} of {repeats}: {row.name}" if repeat else f"warm-up: {row.name}")
+            one = read_pass(row.open(), images if repeat else batch, requests)
+            row.passes += [one] if repeat else []
 
-    Raises:
-        OSError: the file can't be written.
-        ModuleNotFoundError: Matplotlib isn't installed.
-    """
-    from matplotlib.figure import Figure  # a second to import
 
-    shown = [row for row in rows if not row.missing and not row.name.startswith(ALONE)]
-    names, rates = [row.name for row in shown], [row.images_per_s for row in shown]
-    spread = [[row.images_per_s - min(row.rates), max(row.rates) - row.images_per_s] for row in shown]
-    colours = ["tab:blue" if name.startswith(("train_", "as_torch")) else "tab:gray" for name in names]
-    compared = [(row.alone.images_per_s, row.name) for row in shown if row.alone]
-    figure = Figure(figsize=(10, 1.4 + 0.5 * len(shown)), layout="constrained")
-    axes = figure.subplots()
-    bars = axes.barh(names, rates, 0.6, xerr=np.transpose(spread), color=colours)
-    axes.bar_label(bars, fmt="{:,.0f}", padding=4)
-    axes.plot(*zip(*compared, strict=True), "|", markersize=22, color="tab:orange", label="decoding alone, from memory")
-    axes.set_xlim(0, 1.2 * max(rate for rate, _ in compared))  # caches of pixels are so fast that their bars are cut
-    axes.invert_yaxis()
-    axes.set_xlabel("images/s: median, slowest to fastest run")
-    axes.set_title(title, loc="left")
-    axes.legend(loc="lower right", frameon=False)
-    figure.savefig(path, dpi=120, format="png")
+def read_pass(batches: Batches, images: int, requests: list[Request]) -> Pass:
+    """Read so many images, or what the limit allows; storage adds its requests to `requests`."""
+    with closing(batches):  # type: ignore[type-var]
+        requests.clear()  # what came before is no part of this run
+        read, wall_s, begin, cpu_s = 0, 0.0, time.perf_counter(), time.process_time()
+        for count in batches:
+            # Up to the last batch: an iterator of tf.data ends when its tuner wakes up, maybe seconds later.
+            read, wall_s = read + count, time.perf_counter() - begin
+            if read >= images or wall_s > _LIMIT_S:
+                break
+        cpu_s, sent = time.process_time() - cpu_s, [*requests]
+    return Pass(read, wall_s, cpu_s, len(sent), sum(one.bytes_read for one in sent))

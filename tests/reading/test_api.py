@@ -27,7 +27,7 @@ from tests.reading.without import run_without
 FRAMEWORKS = "tensorflow,jax,torch,keras,apache_beam"
 NAMES = """
 DatasetInfo Position TrainOptions __version__ as_jax as_tf as_torch augment bench decode diff duplicates
-eval_batches eval_dataset evaluate image_files_dataset index keras load_info load_run predict record_dataset records
+eval_batches eval_dataset evaluate index keras load_info load_run predict record_dataset records
 rejects show train train_batches train_dataset verify
 """
 

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from beam_pipeline.errors import UsageError
-from reader.splits import RecordRange, parse_split
+from reader.splits import RecordRange, first_records, parse_split
 
 RECORDS = {"train": 1000, "validation": 37}
 
@@ -31,6 +31,18 @@ RECORDS = {"train": 1000, "validation": 37}
 )
 def test_split_strings(text: str, expected: list[tuple[str, int, int]]) -> None:
     assert parse_split(text, RECORDS) == tuple(RecordRange(*part) for part in expected)
+
+
+@pytest.mark.parametrize(
+    ("text", "count", "expected"),
+    [
+        ("train", 16, "train[:16]"),
+        ("train[:40]", 99, "train[:40]"),
+        ("train[50:60]+train[2:]", 16, "train[50:60]+train[2:8]"),
+    ],
+)
+def test_the_first_records_of_a_split_string(text: str, count: int, expected: str) -> None:
+    assert first_records(parse_split(text, RECORDS), count) == expected
 
 
 @settings(deadline=None)  # the first case imports TFDS

@@ -17,10 +17,10 @@ import tensorflow as tf
 from beam_pipeline import storage
 from beam_pipeline.errors import ImageShardsError, UsageError
 from reader.cache import cache_name
-from reader.class_folders import list_images
 from reader.info import ImageInfo
 from reader.machine import cpu_count
 from reader.pixels import ImageDecoder, Pixels, UndecodableImageError, checked_size
+from reader.tools.bench import list_files
 
 _FILES_AT_ONCE, _BATCHES_AT_ONCE = 32, 2  # a batch is fetched while the last images of another are decoded
 _SHUFFLED_IMAGES = 1024  # of a cache, whose order is fixed otherwise; 150 MB at 224×224
@@ -52,11 +52,13 @@ def image_files_dataset(
     size, cache = checked_size(image_size), None if cache is None else cache_name(cache)
     if not isinstance(batch_size, int) or batch_size < 1:
         raise UsageError(f"batch_size must be an integer from 1, got {batch_size!r}")
-    folder, files = storage.normalize(os.fspath(root)), list_images(os.fspath(root))
-    classes = sorted({path.split("/")[0] for path, _ in files})
+    folder = storage.normalize(os.fspath(root))
+    files = list_files(folder)
+    names = [file.removeprefix(f"{folder}/").split("/")[0] for file in files]
+    classes = sorted({*names})
     ids = {name: number for number, name in enumerate(classes)}
-    labels = np.array([ids[path.split("/")[0]] for path, _ in files], np.int64)
-    paths = [os.fsencode(storage.join(folder, path)) for path, _ in files]
+    labels = np.array([ids[name] for name in names], np.int64)
+    paths = list(map(os.fsencode, files))
     dataset = tf.data.Dataset.from_tensor_slices((paths, labels)).shuffle(len(files), seed=0).batch(batch_size)
     load = _Loader(folder, size)
 

@@ -1,4 +1,4 @@
-"""Pipelines as TensorFlow's tutorials write them, for `bench`.
+"""Pipelines as TensorFlow's tutorials write them, for `experiment.py`.
 
 https://keras.io/examples/keras_recipes/tfrecord, https://www.tensorflow.org/guide/data_performance
 """
@@ -24,23 +24,6 @@ SHUFFLED = 2048  # records, as the tutorials have it
 _GZIP = 31  # zlib's window bits, with GZIP's header
 
 
-def local_shards(info: DatasetInfo, shards: Sequence[Path], size: int, batch: int | None) -> Any:
-    """Shards of this machine, read by TensorFlow itself.
-
-    In batches of uint8; or, without `batch`, the first form: GZIP, float32, single images.
-    """
-    import tensorflow as tf
-
-    autotune, files = tf.data.AUTOTUNE, list(map(str, shards))
-    if batch:
-        records = tf.data.TFRecordDataset(files, num_parallel_reads=autotune)
-    else:
-        names = tf.data.Dataset.from_tensor_slices(files).shuffle(len(files), seed=0)
-        records = names.interleave(lambda name: tf.data.TFRecordDataset(name, "GZIP"), num_parallel_calls=autotune)
-    examples = records.shuffle(SHUFFLED, seed=0).map(_parser(info, size, not batch), autotune)
-    return examples.batch(batch or 1).prefetch(autotune)
-
-
 def shards(
     info: DatasetInfo,
     shards: Sequence[Path],
@@ -51,7 +34,7 @@ def shards(
     interleaved: int = 4,
     prefetch: bool = True,
 ) -> Any:
-    """The same in batches of uint8, read through our storage layer, a shard a request, as TensorFlow reads gs://.
+    """Shards in batches of uint8, read through our storage layer, a shard a request, as TensorFlow reads gs://.
 
     Args:
         info: the dataset.
@@ -104,8 +87,8 @@ def files(names: Sequence[str], batch: int, decode: ImageDecoder) -> Any:
     return images.batch(batch).prefetch(tf.data.AUTOTUNE)
 
 
-def _parser(info: DatasetInfo, size: int, is_float: bool = False) -> Callable[[Tensor], tuple[Tensor, Tensor]]:
-    """A function of a serialized Example: its image, uint8 or float32 [size, size, c], and its class."""
+def _parser(info: DatasetInfo, size: int) -> Callable[[Tensor], tuple[Tensor, Tensor]]:
+    """A function of a serialized Example: its image, uint8 [size, size, c], and its class."""
     import tensorflow as tf
 
     keys = {info.image_key: tf.io.FixedLenFeature([], tf.string), info.class_key: tf.io.FixedLenFeature([], tf.int64)}
@@ -119,6 +102,6 @@ def _parser(info: DatasetInfo, size: int, is_float: bool = False) -> Callable[[T
         if (size, size) != info.image.min_size or info.image.min_size != info.image.max_size:
             image = tf.cast(tf.round(tf.image.resize(image, [size, size])), tf.uint8)
         image = tf.ensure_shape(image, [size, size, info.image.channels])
-        return tf.cast(image, tf.float32) / 255.0 if is_float else image, parsed.get(info.class_key, 0)
+        return image, parsed.get(info.class_key, 0)
 
     return parse

@@ -1,4 +1,4 @@
-"""Records of a dataset in the other forms that `bench` reads: single files, shards, GZIP shards."""
+"""Records of a dataset in the other forms that `experiment.py` reads: single files, shards, GZIP shards."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Forms(NamedTuple):
 
     Attributes:
         images: encoded, in memory.
-        files: folder of class folders with a file an image, if it was asked for.
+        files: folder of class folders with a file an image.
         plain, zipped: shards.
     """
 
@@ -32,10 +32,10 @@ class Forms(NamedTuple):
     zipped: list[Path]
 
 
-def write_forms(info: DatasetInfo, records: Sequence[bytes], scratch: Path, with_files: bool) -> Forms:
+def write_forms(info: DatasetInfo, records: Sequence[bytes], scratch: Path) -> Forms:
     """Write records of a dataset into an empty folder, in other forms."""
     found = [(bytes(image), label) for image, label in map(ImageFinder(info.image_key, info.class_key), records)]
-    for number, (image, label) in enumerate(found if with_files else ()):
+    for number, (image, label) in enumerate(found):
         suffix = "png" if image.startswith(_PNG) else "jpg"
         write_temporary(scratch / "files" / f"{label:06d}" / f"{number:08d}.{suffix}", image)
     plain = [scratch / f"plain-{number:05d}" for number in range(min(_SHARDS, len(records)))]
@@ -48,7 +48,7 @@ def write_forms(info: DatasetInfo, records: Sequence[bytes], scratch: Path, with
 
 
 def write_temporary(path: Path, data: bytes) -> None:
-    """Write a file that `bench` reads, and its folder. Raises StorageError if it can't be written: a full disk."""
+    """Write a file that `experiment.py` reads, and its folder. Raises StorageError if it can't, as on a full disk."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(data)
