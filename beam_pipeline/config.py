@@ -277,6 +277,25 @@ Url = Flag[str | os.PathLike[str] | None, str]
 _URLS, _CLASSES, _IMAGES, _SHARDS, _JOB = "input and output", "classes and splits", "images", "shards", "job"
 
 
+@dataclasses.dataclass(frozen=True)
+class RunContext:
+    """Facts of one run, which the launcher finds out for its workers: nothing that decides a byte.
+
+    Attributes:
+        id: of the run.
+        launcher: the versions that workers of a cluster must have; None if they are the launcher's own.
+        base_sha256: `self_sha256` of the base's manifest; "" without a base.
+        max_references: how many images a local runner has memory for; None for no limit.
+        compares: whether the job only compares.
+    """
+
+    id: str = dataclasses.field(default_factory=lambda: uuid.uuid4().hex)
+    launcher: Mapping[str, str] | None = None
+    base_sha256: str = ""
+    max_references: int | None = None
+    compares: bool = False
+
+
 # fmt: off
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Config:
@@ -399,13 +418,7 @@ class Config:
     labels: tuple[str, ...] | None = None
     header: tuple[str, ...] = ()
     exclude_sha256: str = ""
-    # Facts of one run, set by the launcher: how many images a local runner has memory for, the versions that workers of
-    # a cluster must have, the base's `self_sha256`, whether the job only compares, and the job's id.
-    most_references: int | None = dataclasses.field(default=None, compare=False)
-    launcher: Mapping[str, str] | None = dataclasses.field(default=None, compare=False, repr=False)
-    base_sha256: str = dataclasses.field(default="", compare=False, repr=False)
-    compares: bool = dataclasses.field(default=False, compare=False, repr=False)
-    run_id: str = dataclasses.field(default_factory=lambda: uuid.uuid4().hex, compare=False, repr=False)
+    context: RunContext = dataclasses.field(default_factory=RunContext, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         """Check the flags that depend on each other."""
@@ -439,6 +452,10 @@ class Config:
         for flag in ("overwrite", "restart"):
             if self.repair and getattr(self, flag):
                 raise UsageError(f"--repair and --{flag} can't be used together: leave out one")
+
+    def in_run(self, **facts: Any) -> Config:
+        """This configuration with other facts of its run."""
+        return dataclasses.replace(self, context=dataclasses.replace(self.context, **facts))
 
     @property
     def dataset_url(self) -> str:

@@ -96,7 +96,7 @@ class ReadImages(beam.PTransform):  # type: ignore[misc]
     config: Config
 
     def expand(self, pipeline: Any) -> Any:
-        config = dataclasses.replace(resolve(self.config, for_output=False), launcher=versions())
+        config = resolve(self.config, for_output=False).in_run(launcher=versions())
         pages, _ = pipeline | ListPages(config)
         convert = beam.FlatMap(_converted, config).with_output_types(ConvertedImage)
         parts = pages | "ConvertImages" >> convert.with_outputs(_REJECTS, main="images")
@@ -152,7 +152,7 @@ class WriteDataset(beam.PTransform):  # type: ignore[misc]
             raise UsageError(f"{config.dataset_url} is published: choose another version, or overwrite=True")
         with no_empty_folders(config):
             check_unpublished(config)
-        config, _ = choose_base(dataclasses.replace(config, run_id=uuid.uuid4().hex, launcher=versions()))
+        config, _ = choose_base(config.in_run(id=uuid.uuid4().hex, launcher=versions()))
         runner = type(pipeline.pipeline.runner).__name__
         run = Run(runner=runner, started_unix_s=int(time.time()), versions=graph.software_versions())
         return graph.build(pipeline, config, run)

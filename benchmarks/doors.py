@@ -52,10 +52,13 @@ def tensorflow(url: str, is_cropped: bool = False) -> turns.Reader:
 
 
 def torch(url: str, is_cropped: bool = False) -> turns.Reader:
-    """`reader.torch.loader`."""
+    """A `DataLoader` over `as_torch`."""
+    from torch.utils.data import DataLoader
+
     import reader
 
-    return sizes(reader.torch.loader(reader.load_info(url), "train", batch_size=BATCH, **_options(is_cropped)))
+    batches = reader.train_batches(reader.load_info(url), "train", global_batch_size=BATCH, **_options(is_cropped))
+    return sizes(DataLoader(reader.as_torch(batches), batch_size=None))
 
 
 def jax(url: str) -> turns.Reader:
@@ -186,13 +189,14 @@ class StubDecoder:
 def engine(url: str, kind: str, threads: int, batch: int = BATCH) -> turns.Reader:
     """The engine of all doors, with a stub in the place of decoding and any number of threads."""
     import reader
-    from reader import batches, order
+    from reader import order, stream
     from reader.buffers import BufferPool
     from reader.engine import Cursor, Engine
+    from reader.rows import RecordRows
 
     info = reader.load_info(url)
-    source = batches.open_source(info, "train")
-    rows = batches.RecordRows(info, StubDecoder(kind), {})
+    source = stream.open_source(info, "train")
+    rows = RecordRows(info, StubDecoder(kind), {})
     steps = info.steps_per_epoch("train", batch)
     position = reader.train_batches(info, "train", global_batch_size=batch).start
     pool = BufferPool()

@@ -30,7 +30,7 @@ def _delay(latency_ms: int) -> None:
 
 
 def stream(url: str, latency_ms: int) -> turns.Reader:
-    """`reader.torch.loader`, which is `as_torch`."""
+    """A `DataLoader` over `as_torch`."""
     _delay(latency_ms)
     return doors.torch(url)
 

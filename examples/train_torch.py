@@ -71,20 +71,20 @@ optimizer = torch.optim.AdamW(net.parameters(), LEARNING_RATE)
 
 # --- Start, or continue after the last checkpoint.
 args.out.mkdir(parents=True, exist_ok=True)
-step, loss_sum = (saved["step"], saved["loss_sum"]) if saved else (0, torch.zeros((), device=device))
+step, begin, loss_sum = saved["loop"] if saved else (0, 0, torch.zeros((), device=device))  # `begin`: an epoch
 if saved:
     net.load_state_dict(saved["model"])
     optimizer.load_state_dict(saved["optimizer"])
     tell(f"continuing after step {step}")
 
 
-def save():
+def save(epoch):
     """Write all that it takes to continue."""
     if is_distributed:
         dist.all_reduce(loss_sum.div_(processes))  # their mean, in each process: what one of them saves is true of all
     states = {"model": net.state_dict(), "optimizer": optimizer.state_dict(), "dataset": dataset.state_dict(step)}
     if rank == 0:
-        torch.save({**states, "step": step, "loss_sum": loss_sum}, path.with_suffix(".new"))
+        torch.save({**states, "loop": (step, epoch, loss_sum)}, path.with_suffix(".new"))
         os.replace(path.with_suffix(".new"), path)
 
 
@@ -95,11 +95,11 @@ def on_device(batch):
 
 
 # --- Train
-for epoch in range(dataset.iteration, args.epochs):
+for epoch in range(begin, args.epochs):
     net.train()
     for images, labels in map(on_device, loader):
         if step and step % args.checkpoint_steps == 0:  # not after the last step: then it follows the epoch's line
-            save()
+            save(epoch)
         torch.manual_seed((args.seed << 40) + step * processes + rank)  # Dropout's follows from the step, isn't saved
         with autocast:
             loss = nn.functional.cross_entropy(model(images), labels)
@@ -119,7 +119,7 @@ for epoch in range(dataset.iteration, args.epochs):
     loss, (val_loss, accuracy) = sums[0] / len(train) / processes, sums[1:] / info.records("validation")
     tell(f"epoch {epoch + 1}: loss {loss:.4f}, val_loss {val_loss:.4f}, val_accuracy {accuracy:.4f}")
     loss_sum = torch.zeros_like(loss_sum)
-    save()
+    save(epoch + 1)
 
 if rank == 0:
     torch.save(net.state_dict(), args.out / "model.pt")

@@ -18,7 +18,6 @@ from beam_pipeline import __version__
 if TYPE_CHECKING:
     from reader import augment as augment
     from reader import keras as keras
-    from reader import torch as torch
     from reader.batches import eval_batches as eval_batches
     from reader.batches import train_batches as train_batches
     from reader.files import image_files_dataset as image_files_dataset
@@ -72,7 +71,6 @@ _HOMES = {
     "records": "map",
     "rejects": "tools.rejects",
     "show": "tools.show",
-    "torch": "",
     "train": "training.fit",
     "train_batches": "batches",
     "train_dataset": "tensorflow",

@@ -121,8 +121,8 @@ class RandomResizedCrop:
                 left = int(uniform(seed, last + 1) * (width - tried_width + 1))
                 return top, left, tried_height, tried_width
         ratio = min(max(width / height, self.ratio[0]), self.ratio[1])
-        high, wide = round(min(height, width / ratio)), round(min(width, height * ratio))
-        return (height - high) // 2, (width - wide) // 2, high, wide
+        new_height, new_width = round(min(height, width / ratio)), round(min(width, height * ratio))
+        return (height - new_height) // 2, (width - new_width) // 2, new_height, new_width
 
     def __call__(self, image: Pixels, seed: int) -> Pixels:
         """A window of a decoded image, resized to the image's own size."""

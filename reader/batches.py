@@ -9,44 +9,20 @@
 
 from __future__ import annotations
 
-import copy
 import logging
 import os
-import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import partial
-from typing import Any, ClassVar, Literal, Self
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
 
-import numpy as np
-import numpy.typing as npt
-
-from beam_pipeline.errors import ImageShardsError, UsageError
-from beam_pipeline.schema.manifest import FOREIGN_KEY
-from reader import order
 from reader.augment import Augment
-from reader.buffers import BufferPool
-from reader.cache import open_cache
-from reader.engine import Batch, Cursor, Engine, Source
-from reader.example import ImageFinder
-from reader.features import Feature, note_boxes, pick_features, read_features, stacked, warn_once
+from reader.balance import Weights, parse_balance
+from reader.cache import Cache
+from reader.features import warn_once
+from reader.hosts import AutoHost, Host, batch_size_of, integer, process_of_several, share_of_host
 from reader.info import DatasetInfo, as_info
-from reader.machine import cpu_count
-from reader.pixels import ImageDecoder
-from reader.position import (
-    WINDOW_RUNS,
-    AutoHost,
-    Host,
-    Phase,
-    Position,
-    batch_size_of,
-    integer,
-    process_of_several,
-    share_of_host,
-)
-from reader.runs import InvalidRecordError, Parsed, RunReader, SelectedTable
-from reader.select import Balance, Classes, Selection, Weights, Where, select, weigh
-from reader.skips import Skips
-from reader.stream import BatchIterator, Element, State
+from reader.position import WINDOW_RUNS, Phase, Position
+from reader.select import Classes, Where, select
+from reader.stream import EvalBatches, TrainBatches
 
 _LOG = logging.getLogger("reader")
 
@@ -54,401 +30,6 @@ Info = DatasetInfo | str | os.PathLike[str]
 ImageSize = int | tuple[int, int] | None
 Labels = Literal["int", "one_hot"]
 OnError = Literal["raise", "skip"]
-Cache = str | os.PathLike[str] | None
-
-
-class RecordRows:
-    """How a record of a dataset is parsed and decoded (see `runs.Rows`).
-
-    Args:
-        info: the dataset.
-        decode: (encoded image, row, seed) → None, fills the row: an `ImageDecoder`.
-        features: those that are read in addition to image and class.
-        labels: class id in the records → that of the batch, -1 for a class that isn't selected; None if they are equal.
-    """
-
-    def __init__(
-        self,
-        info: DatasetInfo,
-        decode: ImageDecoder,
-        features: Mapping[str, Feature],
-        labels: Sequence[int] | None = None,
-    ) -> None:
-        self._find = ImageFinder(info.image_key, info.class_key)
-        self._labels = range(info.num_classes) if labels is None else labels
-        self._features = features
-        self.decode: Callable[[Any, Any, int], Any] = decode
-        self.shape: tuple[int, int, int] | None = decode.shape
-
-    def parse(self, record: bytes) -> Parsed:
-        """(encoded image, class id, features) of a record. Raises InvalidRecordError."""
-        try:
-            encoded, label = self._find(record)
-            values = read_features(record, self._features) if self._features else ()
-        except ValueError as error:
-            raise InvalidRecordError(f"it isn't an Example with the dataset's features ({error})") from None
-        if not 0 <= label < len(self._labels):
-            raise InvalidRecordError(f"class {label}: there are {len(self._labels)}")
-        if self._labels[label] < 0:
-            raise InvalidRecordError(f"class {label} isn't selected, the record table has another one")
-        return encoded, self._labels[label], values
-
-
-class _Opened:
-    """What it takes to read: the run index, storage clients, buffers, and what an iteration read for the next one."""
-
-    def __init__(self, source: Source, pool: BufferPool, balance: Balance | None) -> None:
-        self.source, self.pool, self.balance = source, pool, balance
-        # Where the next iteration begins, and what was read for it.
-        self.rest: tuple[Position, Cursor] | tuple[None, None] = None, None
-
-
-class Batches:
-    """What `train_batches` and `eval_batches` have in common.
-
-    Args:
-        arguments: of the builder.
-        start: where the first iteration begins.
-
-    Attributes:
-        start: `Position` where the first iteration begins.
-        classes: names of the classes; a label is an index into it.
-        steps: of one iteration; a batch each, or one for each replica of an InputContext.
-        batch_size: records of a batch.
-        given_host: `host=`, but an `AutoHost` for "auto".
-        host, hosts: number of the host that reads here, and how many read together.
-        shape: (height, width, channels) of an image.
-        features: those that are read in addition to image and class, by name.
-        one_hot_classes: how many, if labels are one-hot; else None.
-    """
-
-    _is_training: ClassVar[bool]
-    _build: ClassVar[Callable[..., Batches]]
-
-    def __init__(self, arguments: Mapping[str, Any], start: Position) -> None:
-        info, labels, on_error = arguments["info"], arguments["labels"], arguments["on_error"]
-        if labels not in ("int", "one_hot"):
-            raise UsageError(f"labels must be int or one_hot, got {labels!r}")
-        if on_error not in ("raise", "skip"):
-            raise UsageError(f"on_error must be raise or skip, got {on_error!r}")
-        self.start = self._beginning = start
-        self._arguments = arguments
-        self.given_host: Host = arguments["host"]
-        self.host, self.hosts, self._replicas = share_of_host(self.given_host)
-        self.batch_size = batch_size_of(start.global_batch_size, self.hosts, self._replicas)
-        self.steps = self._steps_of(start.global_batch_size)
-        self.features = pick_features(info, arguments["features"] or ())
-        selection: Selection | None = arguments["where"]
-        self.classes = info.classes if selection is None else selection.classes
-        self.one_hot_classes = len(self.classes) if labels == "one_hot" else None
-        decode = ImageDecoder(
-            info.image,
-            arguments["image_size"],
-            arguments["resize_mode"],
-            arguments.get("augment"),
-            is_foreign=FOREIGN_KEY in info.manifest,
-        )
-        self.shape = decode.shape
-        is_stored = info.image.min_size == info.image.max_size == self.shape[:2]
-        self._moves_pixels = not is_stored or arguments.get("augment") is not None
-        self._rows = RecordRows(info, decode, self.features, None if selection is None else selection.labels)
-        self._convert: Callable[[RecordRows], RecordRows] | None = None
-        self._is_padded = True  # evaluation
-        self._skips = Skips() if on_error == "skip" else None
-        self._first = 0, 0  # number of the first iteration, and how many of its steps come before `start`
-        self._next = [0]  # number of the iteration that is read next; one for a copy that is `light`, too
-        self._opened: _Opened | None = self._open()
-        self._opened_elsewhere: Callable[[], _Opened | None] = lambda: None  # of the batches that this is `light` of
-
-    def __repr__(self) -> str:
-        info, split = self._arguments["info"], self._arguments["split"]
-        host = f", host {self.host} of {self.hosts}" if self.hosts > 1 else ""
-        images = f"{self.batch_size} images {'x'.join(map(str, self.shape))}"
-        more = "".join(f", {name}" for name in self.features)
-        return f"{type(self).__name__}({info.name} {info.version} {split}{host}: {len(self)} batches of {images}{more})"
-
-    def __len__(self) -> int:
-        """Batches of one iteration."""
-        return self.steps * self._replicas
-
-    def __iter__(self) -> BatchIterator:
-        return BatchIterator(self)
-
-    def __copy__(self) -> Self:
-        new = object.__new__(type(self))
-        vars(new).update(vars(self))
-        return new
-
-    def __reduce__(self) -> Any:  # another process opens the dataset itself
-        arguments = {**self._arguments, **({"position": self.start} if self._is_training else {})}
-        state = {name: getattr(self, name) for name in ("_first", "_next", "_convert", "_is_padded")}
-        return _rebuilt, (type(self)._build, arguments, state)
-
-    @property
-    def skipped(self) -> int:
-        """How many corrupt records `on_error="skip"` has left out so far, each counted once."""
-        return 0 if self._skips is None else self._skips.count
-
-    def light(self) -> Self:
-        """The same with arguments and integers only, for a function that is never freed: opens what it reads."""
-        light = copy.copy(self)
-        if self._opened is not None:
-            light._opened, light._opened_elsewhere = None, weakref.ref(self._opened)
-        return light
-
-    def read_as(self, host: tuple[int, int]) -> None:
-        """Read this host's part from here on."""
-        self._arguments, self.given_host, (self.host, self.hosts) = {**self._arguments, "host": host}, host, host
-        size = self.start.global_batch_size
-        self.batch_size = batch_size_of(size, self.hosts)
-        self.start = self.start.on(global_batch_size=size, hosts=self.hosts)
-        if self._opened is not None:
-            self._opened.rest = None, None
-
-    def at(self, position: Position) -> Self:
-        """The same batches from another position on: files that are open stay open, nothing is checked again.
-
-        Raises:
-            UsageError: it is another dataset's position, or of another seed than was given.
-            ValueError: the batch can't be divided by the hosts.
-        """
-        moved = copy.copy(self)
-        moved.start = self._continued(position)
-        iteration = moved.start.batches_read // self.steps
-        moved._first, moved._next = (iteration, 0), [iteration]
-        return moved
-
-    def next_up(self) -> tuple[int, int]:
-        """(number of the iteration that is read next, its first step that isn't trained)."""
-        first, trained = self._first
-        return self._next[0], trained if self._next[0] == first else 0
-
-    def begin(self, iteration: int) -> None:
-        """Read this iteration next."""
-        self._next[0] = iteration
-
-    def end(self, iteration: int) -> None:
-        """The last batch of an iteration was handed out: the next one reads on behind it."""
-        self._next[0] = max(self._next[0], iteration + 1)
-
-    def state(self, iteration: int, step: int, batches: int = 0) -> State:
-        """The state so many batches after a step of an iteration."""
-        steps, odd = divmod(batches, self._replicas)
-        if odd:
-            raise UsageError(f"{odd} of {self._replicas} replicas have their batch of this step: save between steps")
-        step = min(step + steps, self.steps)
-        return State(self._position(iteration, step), iteration, step)
-
-    def state_at(self, step: Any) -> State:
-        """The state after a global step. Raises UsageError as `Position.at`."""
-        first, trained = self._first
-        steps = self.start.at(step).step - self.start.step + trained
-        return self.state(first + steps // self.steps, steps % self.steps)
-
-    def restore(self, state: State) -> None:
-        """Stand where a state was saved; the next iteration is what is left of the one that it was in.
-
-        Raises:
-            UsageError, ValueError: it was saved by other batches.
-        """
-        start, steps = self._continued(state.position), self._steps_of(state.position.global_batch_size)
-        if state.step > steps:
-            raise UsageError(f"not a state of batches: step {state.step} of an iteration of {steps}")
-        self.start = start
-        # With another batch size an iteration has other steps: the same share of them is trained.
-        self._first, self._next = (state.iteration, -(-state.step * self.steps // steps)), [state.iteration]
-
-    def sizes(self, step: int, turn: tuple[int, int]) -> list[int]:
-        """Records of each batch that `read` yields."""
-        sizes = self._sizes()[step * self._replicas :]
-        return [size for size in sizes[turn[0] :: turn[1]] if size]
-
-    def read(
-        self, iteration: int, step: int, turn: tuple[int, int] = (0, 1), threads: int | None = None
-    ) -> Iterator[Element]:
-        """Batches of an iteration, from one of its steps on.
-
-        Args:
-            turn: (index, count): only every count-th of these, from number index on.
-            threads: that decode; None for one a core.
-        """
-        opened = self._opened or self._opened_elsewhere() or self._open()
-        sizes, (index, count) = self.sizes(step, turn), turn
-        (begin, cursor), opened.rest = opened.rest, (None, None)
-        if cursor is None or count > 1 or begin != self._position(iteration, step):
-            windows = self._windows(opened, iteration, step)
-            if count > 1:
-                windows = order.turn(windows, self.sizes(step, (0, 1)), index, count)
-            cursor = Cursor(windows)
-        more: dict[str, Any] = {"seed": self.start.seed, "for_training": self._is_training}
-        with Engine(
-            opened.source, self._rows, cursor, sizes, threads=threads or cpu_count(), pool=opened.pool, **more
-        ) as engine:
-            for number in range(1, len(sizes) + 1):
-                batch = engine.next_batch()
-                if number == len(sizes):
-                    if count == 1 and self._is_training:
-                        opened.rest = self._position(iteration + 1, 0), engine.cursor()
-                    opened.source.report()
-                yield self._arrays(batch)
-
-    def with_rows(self, convert: Callable[[RecordRows], RecordRows]) -> Self:
-        """The same with other rows, made of these."""
-        batches = copy.copy(self)
-        batches._convert, batches._rows = convert, convert(self._rows)
-        return batches
-
-    def _open(self) -> _Opened:
-        info, split, cache, where = (self._arguments[name] for name in ("info", "split", "cache", "where"))
-        weights = self._arguments.get("balance")
-        source = open_source(info, split, self._skips, cache, where, with_labels=weights is not None)
-        table = source.reader.table
-        balance = Balance(weights, table, self.classes) if weights and isinstance(table, SelectedTable) else None
-        return _Opened(source, BufferPool(), balance)
-
-    def _continued(self, position: Position) -> Position:
-        """A position, continued by these hosts and batches."""
-        if not isinstance(position, Position):
-            raise UsageError(
-                "position must be an imageshards.Position, such as batches.position_at(trained_steps), "
-                f"got {position!r}"
-            )
-        for name, meaning in (("source", _differing(self.start, position)), ("records", "number of records")):
-            ours, given = getattr(self.start, name), getattr(position, name)
-            if ours != given:
-                raise UsageError(f"the position was made with another {meaning}: {given!r}, here it is {ours!r}")
-        for name in ("seed", "window_runs"):
-            given, used = self._arguments.get(name), getattr(position, name)
-            if given is not None and used not in (given, getattr(self._beginning, name)):  # windows may be cut
-                raise UsageError(f"the position was made with another {name}: {used}, here it is {given}")
-        return position.on(global_batch_size=self.start.global_batch_size, hosts=self.hosts)
-
-    def _sizes(self) -> list[int]:
-        """Records of each batch of an iteration."""
-        return [self.batch_size] * len(self)
-
-    def _arrays(self, batch: Batch) -> Element:
-        """Images (a dict of them and the features, if any are wanted) and labels."""
-        labels: npt.NDArray[Any] = batch.labels
-        if self.one_hot_classes is not None:
-            labels = np.zeros((len(batch.labels), self.one_hot_classes), np.float32)
-            labels[np.arange(len(batch.labels)), batch.labels] = 1
-        if not self.features:
-            return batch.images, labels
-        columns = zip(*batch.features, strict=True)
-        values = {
-            name: stacked(column, feature)
-            for (name, feature), column in zip(self.features.items(), columns, strict=True)
-        }
-        if self._moves_pixels:
-            note_boxes(self.features, values)
-        return {"image": batch.images, **values}, labels
-
-    def _steps_of(self, global_batch_size: int) -> int:
-        """Steps of an iteration in batches of this size."""
-        raise NotImplementedError
-
-    def _position(self, iteration: int, step: int) -> Position:
-        """Where a step of an iteration begins."""
-        raise NotImplementedError
-
-    def _windows(self, opened: _Opened, iteration: int, step: int) -> Iterator[order.Window]:
-        """The records of an iteration from a step on, in order."""
-        raise NotImplementedError
-
-
-def _differing(ours: Position, given: Position) -> str:
-    """What two positions' sources differ in, in words."""
-    (split, *_), (other_split, *_) = (position.source.split(" balance ") for position in (ours, given))
-    if split == other_split:
-        return "balance"
-    is_dataset = split.partition(" ")[0] != other_split.partition(" ")[0]
-    return "dataset or split" if is_dataset else "selection (classes, where)"
-
-
-def _rebuilt(build: Callable[..., Batches], arguments: Mapping[str, Any], state: Mapping[str, Any]) -> Batches:
-    """Batches in another process."""
-    batches = build(**arguments)
-    vars(batches).update(state)
-    return batches if batches._convert is None else batches.with_rows(batches._convert)
-
-
-class TrainBatches(Batches):
-    """What `train_batches` returns: each iteration continues where the last one ended."""
-
-    _is_training = True
-
-    def position_at(self, step: Any) -> Position:
-        """The position after a global step: what a checkpoint keeps besides the weights.
-
-        Args:
-            step: steps trained since the run first began, through every resume: an int, Keras'
-                `optimizer.iterations`, a NumPy or JAX scalar. Iterations that were left early don't count.
-
-        Raises:
-            UsageError: it is no integer, or below `start.step`.
-        """
-        return self.start.at(step)
-
-    def repeat(self) -> BatchIterator:
-        """Iteration after iteration, without end."""
-        return BatchIterator(self, is_endless=True)
-
-    def _steps_of(self, global_batch_size: int) -> int:
-        return max(1, self.start.records // global_batch_size)
-
-    def _position(self, iteration: int, step: int) -> Position:
-        first, trained = self._first
-        return self.start.after((iteration - first) * self.steps + step - trained)
-
-    def _windows(self, opened: _Opened, iteration: int, step: int) -> Iterator[order.Window]:
-        table = opened.source.reader.table
-        epochs = order.each_once(table.first, table.mean_run)
-        if opened.balance is not None:
-            epochs = partial(opened.balance.draws, self.start.seed)
-        return order.train_windows(epochs, self._position(iteration, step), self.host)
-
-
-class EvalBatches(Batches):
-    """What `eval_batches` returns: each iteration is the same."""
-
-    _is_training = False
-
-    def without_padding(self) -> Self:
-        """The same in batches of nearly equal size, none of them padded."""
-        batches = copy.copy(self)
-        batches._is_padded = False
-        return batches
-
-    def _continued(self, position: Position) -> Position:
-        super()._continued(position)
-        if position != self.start:
-            raise UsageError("the state of an evaluation is for the same hosts and batch size only")
-        return position
-
-    def _steps_of(self, global_batch_size: int) -> int:
-        return -(-self.start.records // global_batch_size)
-
-    def _position(self, iteration: int, step: int) -> Position:
-        return self.start
-
-    def _sizes(self) -> list[int]:
-        if self._is_padded:
-            return super()._sizes()
-        start, stop = order.eval_share(self.start.records, self.hosts, self.host)
-        return [(stop - start) // len(self) + (number < (stop - start) % len(self)) for number in range(len(self))]
-
-    def _windows(self, opened: _Opened, iteration: int, step: int) -> Iterator[order.Window]:
-        table = opened.source.reader.table
-        start, stop = order.eval_share(self.start.records, self.hosts, self.host)
-        sizes = self._sizes()
-        begin = min(start + sum(sizes[: step * self._replicas]), stop)
-        padding = sum(sizes[step * self._replicas :]) - (stop - begin)
-        window_runs = order.each_once(table.first, table.mean_run)(0).window_runs(0, WINDOW_RUNS)
-        return order.eval_windows(table.first, begin, stop, padding, window_runs)
-
-    def _arrays(self, batch: Batch) -> Element:
-        return *super()._arrays(batch), batch.weights
 
 
 def train_batches(
@@ -474,7 +55,7 @@ def train_batches(
 ) -> TrainBatches:
     """An endless, globally shuffled stream of batches (images, labels), an epoch's worth in each iteration.
 
-    One iteration is `info.steps_per_epoch(split, global_batch_size)` batches; the next one continues where the last one
+    One iteration is `len(batches)` batches, after a resume the rest of them; the next one continues where the last one
     that was read to its end stopped, so no record is dropped between epochs. Leaving an iteration early moves nothing.
 
     Args:
@@ -484,8 +65,8 @@ def train_batches(
         image_size: side or (height, width) in pixels; None for the stored size.
         resize_mode: `crop`, `stretch` or `pad`, if `image_size` isn't the stored size.
         seed: of the order and of augmentation; None for the position's, or 0.
-        position: where to resume: `batches.position_at(trained_steps)`, saved with the weights. It brings its seed and
-            window_runs; if they are given as well they must agree.
+        position: where to resume: `batches.position_at(trained_steps)`, saved with the weights. The first loop is then
+            the rest of the iteration. It brings its seed and window_runs; if they are given as well they must agree.
         host: which part of the records is read here: (index, count); "auto" for this process's, as torch.distributed,
             jax.distributed, torchrun or TF_CONFIG tells, then the mesh of `as_jax`; or the `tf.distribute.InputContext`
             of `distribute_datasets_from_function`, whose replicas then take a batch each; None for all.
@@ -542,6 +123,7 @@ def eval_batches(
     features: Sequence[str] | None = None,
     classes: Classes = None,
     where: Where = None,
+    pad: bool = True,
     cache: Cache = None,
     on_error: OnError = "raise",
 ) -> EvalBatches:
@@ -550,7 +132,9 @@ def eval_batches(
     All batches are full and every host has as many; padding has weight 0, as has the row of a skipped record. Give
     metrics to Keras as `weighted_metrics=[…]`: plain `metrics` count the padding.
 
-    Args: as `train_batches`.
+    Args: as `train_batches`, and
+        pad: False for batches of nearly equal size without padding, as many on each host unless there are fewer
+            records than hosts.
 
     Returns:
         Images and labels as of `train_batches`, and float32 [b] weights; ceil(records / global_batch_size) batches (for
@@ -577,7 +161,7 @@ def _resolved(arguments: dict[str, Any]) -> dict[str, Any]:
     where = select(info, split, arguments["classes"], arguments["where"], or_all=balance is not None)
     resolved = {**arguments, "info": info, "host": host, "classes": None, "where": where}
     if "balance" in arguments:
-        resolved |= {"balance": weigh(where, balance, epoch_records), "epoch_records": None}
+        resolved |= {"balance": parse_balance(where, balance, epoch_records), "epoch_records": None}
     return resolved
 
 
@@ -598,28 +182,3 @@ def _beginning(arguments: Mapping[str, Any]) -> Position:
     if weights is not None:
         source, records = f"{source} balance {weights.digest}", weights.records
     return Position(source, records, seed, batch, 0, (phase,), step=0)
-
-
-def open_source(
-    info: DatasetInfo,
-    split: str,
-    skips: Skips | None = None,
-    cache: Cache = None,
-    selection: Selection | None = None,
-    with_labels: bool = False,
-) -> Source:
-    """Find the records of a split string and check that their files are there, with the sizes of the manifest.
-
-    Raises:
-        UsageError: no such split, or no such cache.
-        ImageShardsError: a shard is missing or has another size, unless records are skipped; or it is
-            compressed.
-    """
-    table = info.run_table(split) if selection is None else selection.table(info, split, with_labels)
-    wrong = info.wrong_sizes(split)
-    if wrong and skips is None:
-        more = f" (and {len(wrong) - 1} more shards)" if len(wrong) > 1 else ""
-        raise ImageShardsError(f"{wrong[0]}{more}: run the job again with --repair, or read with on_error='skip'")
-    for line in wrong:
-        _LOG.warning("%s: the records that it lacks are skipped", line)
-    return Source(RunReader(table, open_cache(info, table, cache)), skips)

@@ -30,6 +30,8 @@ from reader.runs import RunCache, RunTable
 if TYPE_CHECKING:
     from reader.info import DatasetInfo
 
+Cache = str | os.PathLike[str] | None
+
 _LOG = logging.getLogger("reader")
 
 # Left free on the disk and in memory: for the job itself, its checkpoints and other programs.

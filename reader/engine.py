@@ -27,6 +27,7 @@ import numpy as np
 import numpy.typing as npt
 
 from beam_pipeline.errors import CorruptRecordError, UsageError
+from beam_pipeline.text import plural
 from reader import order
 from reader.buffers import SMALLEST_BUFFER, BufferPool
 from reader.runs import InvalidRecordError, Parsed, Rows, Run, RunReader
@@ -383,8 +384,11 @@ class Engine:
         return Batch(batch.images, batch.labels, batch.weights, batch.features)
 
     def _waits_for(self) -> str:
-        unread = self._windows[0].unread if self._windows else 0
-        return f"{unread} reads are pending, of {self._reader.table.files[0]} and others" if unread else "decoding"
+        window = self._windows[0] if self._windows else None
+        if window is None or not window.unread:
+            return "decoding"
+        first = next(piece for piece, run in zip(window.pieces, window.loaded, strict=True) if run is None)
+        return f"waiting for {plural(window.unread, 'read')}, such as {first.path}"
 
     def cursor(self) -> Cursor:
         """Where the next engine continues, once the last batch was handed out."""

@@ -55,9 +55,9 @@ class ImageFinder:
                     break
                 at = entry + size
                 if record.startswith(self._class_head, entry):
-                    label = _only_integer(record, entry + len(self._class_head), at)
+                    label = _single_integer(record, entry + len(self._class_head), at)
                 elif record.startswith(self._image_head, entry):
-                    image = _only_bytes(record, entry + len(self._image_head), at)
+                    image = _single_bytes(record, entry + len(self._image_head), at)
                 else:
                     continue
                 if image is not None and label >= 0:
@@ -91,7 +91,7 @@ def _entry_head(key: str) -> bytes:
     return bytes((_FIELD_1, len(name) & 0x7F)) + name + bytes((_FIELD_2,))
 
 
-def _only_bytes(record: bytes, at: int, end: int) -> memoryview:
+def _single_bytes(record: bytes, at: int, end: int) -> memoryview:
     """The one value of the BytesList in the Feature whose length is at `at`. Raises IndexError if it isn't that."""
     bytes_list = _skip_length(record, at)
     value = _skip_length(record, bytes_list + 1)
@@ -101,7 +101,7 @@ def _only_bytes(record: bytes, at: int, end: int) -> memoryview:
     return memoryview(record)[start:end]
 
 
-def _only_integer(record: bytes, at: int, end: int) -> int:
+def _single_integer(record: bytes, at: int, end: int) -> int:
     """The one packed value of the Int64List in the Feature whose length is at `at`. Raises IndexError as above."""
     # Feature's length, field 3, list's length, field 1, packed length: one byte each
     number, value_end = _varint(record, at + 5)

@@ -24,7 +24,7 @@ from beam_pipeline.schema.manifest import Shard as ShardInfo
 from beam_pipeline.schema.table import Table, read_table
 from beam_pipeline.storage import Storage, normalize, open_storage
 from beam_pipeline.text import first_few
-from reader.position import batch_size_of
+from reader.hosts import batch_size_of
 from reader.runs import RunTable
 from reader.splits import RecordRange, parse_split
 

@@ -11,9 +11,8 @@ import jax
 import numpy as np
 
 from beam_pipeline.errors import UsageError
-from reader.batches import Batches, TrainBatches
-from reader.position import AutoHost
-from reader.stream import BatchIterator, Element
+from reader.hosts import AutoHost
+from reader.stream import Batches, BatchIterator, Element, EvalBatches, TrainBatches
 
 # One that is being copied while the next is decoded. More only costs the device's memory.
 _BATCHES_AHEAD = 2
@@ -129,8 +128,8 @@ def as_jax(batches: Batches, mesh: jax.sharding.Mesh | jax.sharding.Sharding) ->
 
     Raises:
         ModuleNotFoundError: JAX isn't installed.
-        UsageError: the batches' host has other rows than this process's devices; the batch can't be spread evenly;
-            while iterating, JAX has no array for a feature, or would wrap an integer.
+        UsageError: the batches' host has other rows than this process's devices; the batch can't be spread evenly, or
+            isn't padded; while iterating, JAX has no array for a feature, or would wrap an integer.
     """
     if not isinstance(batches, Batches):
         given = type(batches).__name__
@@ -141,5 +140,7 @@ def as_jax(batches: Batches, mesh: jax.sharding.Mesh | jax.sharding.Sharding) ->
         raise UsageError(
             f"mesh must be a jax.sharding.Mesh, or a jax.sharding.Sharding of a batch, got {reprlib.repr(mesh)}"
         )
+    if isinstance(batches, EvalBatches) and not batches.is_padded:
+        raise UsageError("batches without padding differ in size, which no sharding spreads: leave out pad=False")
     take_part(batches, mesh)
     return JaxBatches(batches, mesh)

@@ -19,11 +19,11 @@ import keras
 
 from beam_pipeline import storage
 from beam_pipeline.errors import ImageShardsError, UsageError
-from reader.batches import Batches, TrainBatches
+from reader.hosts import integer
 from reader.machine import lock_folder
 from reader.model_state import CORRUPT, PackedState, pack_state, set_torch_random, torch_random
-from reader.position import Position, integer
-from reader.stream import Element
+from reader.position import Position
+from reader.stream import Batches, Element, State, TrainBatches
 
 if _ON_JAX := keras.backend.backend() == "jax":
     from reader.jax import check_values, take_part
@@ -46,8 +46,8 @@ class Stream(keras.utils.PyDataset):  # type: ignore[misc]
         batches: what `train_batches` or `eval_batches` returned: elements are theirs.
 
     Raises:
-        UsageError: while it is read: Keras asks for batches in another order; `batches` were restored to a state
-            within an iteration, which has fewer of them; or JAX can't take them, see `as_jax`.
+        UsageError: while it is read: Keras asks for batches in another order; `batches` begin inside an iteration, see
+            `as_tf`; or JAX can't take them, see `as_jax`.
     """
 
     def __init__(self, batches: Batches) -> None:
@@ -59,10 +59,10 @@ class Stream(keras.utils.PyDataset):  # type: ignore[misc]
         self.move(batches)
 
     def move(self, batches: Batches) -> None:
-        """Begin the next epoch where these batches stand."""
+        """Begin the next epoch at the batches' current position."""
         with self._lock:
             self._batches = batches
-            self._iteration: int | None = None  # that Keras is in, or didn't end
+            self._begin: State | None = None  # of the iteration that Keras is in, or didn't end
             self._has_begun = True
             self._rewind()
 
@@ -76,19 +76,19 @@ class Stream(keras.utils.PyDataset):  # type: ignore[misc]
         return 0
 
     def on_epoch_end(self) -> None:
-        """Go on to the next epoch if all batches of this one were asked for, by now without reading ahead."""
+        """Go on to the next epoch if all batches of this one were asked for; Keras no longer prefetches here."""
         with self._lock:
             if not self._has_begun:  # Keras says so before the first epoch, too, and may have looked at its batches
                 self._has_begun, self._asked = True, 0
-            elif self._iteration is not None and self._asked == len(self):
-                self._batches.end(self._iteration)
-                self._iteration = None
+            elif self._begin is not None and self._asked == len(self):
+                self._batches.end(self._begin)
+                self._begin = None
                 self._rewind()
 
     def __getitem__(self, index: int) -> Element:
         with self._lock:
             if index not in (0, self._asked) or index >= len(self):
-                raise UsageError(f"batch {index} is asked for where {self._asked} follows: give fit(…, shuffle=False)")
+                raise UsageError(f"Keras asked for batch {index}, expected {self._asked}: give fit(…, shuffle=False)")
             if index < len(self._first):
                 batch = self._first[index]
             else:
@@ -100,11 +100,9 @@ class Stream(keras.utils.PyDataset):  # type: ignore[misc]
     def _read(self, index: int) -> Element:
         if not index:
             _take_part(self._batches)
-            number, step = self._batches.next_up()
-            if step:
-                raise UsageError(f"the batches stand at step {step} of an iteration: give batches.at(position)")
-            self._iteration = number if self._iteration is None else self._iteration
-            self._elements = self._batches.read(self._iteration, 0)
+            self._batches.check_full()
+            self._begin = self._begin or self._batches.next_loop
+            self._elements = self._batches.read(self._begin)
         try:
             batch = next(self._elements)
             if _ON_JAX:
@@ -121,7 +119,7 @@ class Stream(keras.utils.PyDataset):  # type: ignore[misc]
 
 
 class Resume(keras.callbacks.Callback):  # type: ignore[misc]
-    """Saves a run every so many steps and at its end; made again, it continues from the last save.
+    """Saves a run every so many steps and at its end; constructed again, it resumes from the last save.
 
         resume = imageshards.keras.Resume("runs/1", batches)
         epochs = {"epochs": resume.epochs(10), "initial_epoch": resume.initial_epoch}
@@ -179,7 +177,7 @@ class Resume(keras.callbacks.Callback):  # type: ignore[misc]
         self._before, self._packed = self._newest()
         position = batches.start if self._packed is None else Position.from_json(self._packed.document["position"])
         try:
-            self._batches = batches.at(position)
+            self._batches = batches.at(position, rest=False)
         except ValueError as error:
             raise UsageError(f"{self._given} holds another run: {error}; choose another folder") from None
         self.step = self._saved_step = position.step
@@ -201,9 +199,7 @@ class Resume(keras.callbacks.Callback):  # type: ignore[misc]
         if self._is_fitting:
             raise UsageError("the last fit was interrupted: make a new Resume, which continues from the last save")
         if params.get("steps") != steps:
-            raise UsageError(
-                f"an epoch of this fit has {params.get('steps')} batches, not {steps}: give it resume.data"
-            )
+            raise UsageError(f"fit runs {params.get('steps')} steps per epoch, expected {steps}: pass x=resume.data")
         if steps % model.steps_per_execution:
             raise UsageError(
                 f"steps_per_execution={model.steps_per_execution}, but len(batches) is {steps}: it must be divided, so "
@@ -218,7 +214,7 @@ class Resume(keras.callbacks.Callback):  # type: ignore[misc]
                 raise UsageError(f"{self._given} holds a run of another model; choose another folder")
             self._random, self._packed = self._packed.more, None
         _take_part(self._batches)
-        self.data.move(self._batches.at(self._position))
+        self.data.move(self._batches.at(self._position, rest=False))
         self._last = self.step - self._trained + params["epochs"] * steps
         self._is_fitting = True
 

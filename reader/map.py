@@ -21,13 +21,15 @@ from beam_pipeline import schema
 from beam_pipeline.errors import ImageShardsError, UsageError
 from beam_pipeline.schema.table import name_hash, order_key
 from beam_pipeline.text import plural
-from reader.batches import ImageSize, Info, RecordRows
+from reader.batches import ImageSize, Info
 from reader.features import features_of, note_boxes, pick_features
 from reader.info import DatasetInfo, as_info
 from reader.machine import cpu_count
 from reader.pixels import ImageDecoder, decode_pixels, stored_shape
+from reader.rows import RecordRows
 from reader.runs import InvalidRecordError, Run
-from reader.select import Array, Classes, Columns, Selection, Where, select
+from reader.select import Classes, Selection, Where, select
+from reader.tables import Array, Columns
 
 Record = dict[str, Any]
 _OWN_KEYS = "image", "class", "label"  # in every record, whatever a feature of that name holds

@@ -6,7 +6,7 @@ stateful: any part of any epoch follows from (seed, epoch, number), so hosts are
 
 Pure integers and NumPy: no storage, no framework. A *record number* counts the records that are read, from 0 in file
 order; a *run* is a range of them that is read at once; a *span* is a part of a run. An epoch that reads records several
-times (`reader.select.Balance`) has *passes*, each ordered as an epoch is; a *draw* is record number + pass · records.
+times (`reader.balance.Balance`) has *passes*, each ordered as an epoch is; a *draw* is record number + pass · records.
 """
 
 from __future__ import annotations

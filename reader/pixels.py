@@ -206,16 +206,16 @@ def fit(size: tuple[int, int], out: Pixels, mode: str) -> tuple[Box, Pixels]:
     (from_height, from_width), (height, width) = size, out.shape[:2]
     ratios = height / from_height, width / from_width
     if mode == "crop":
-        high = min(max(round(height / max(ratios)), 1), from_height)
-        wide = min(max(round(width / max(ratios)), 1), from_width)
-        top, left = (from_height - high) // 2, (from_width - wide) // 2
-        return (left, top, left + wide, top + high), out
+        new_height = min(max(round(height / max(ratios)), 1), from_height)
+        new_width = min(max(round(width / max(ratios)), 1), from_width)
+        top, left = (from_height - new_height) // 2, (from_width - new_width) // 2
+        return (left, top, left + new_width, top + new_height), out
     if mode == "pad":
-        high = min(max(round(from_height * min(ratios)), 1), height)
-        wide = min(max(round(from_width * min(ratios)), 1), width)
-        top, left = (height - high) // 2, (width - wide) // 2
+        new_height = min(max(round(from_height * min(ratios)), 1), height)
+        new_width = min(max(round(from_width * min(ratios)), 1), width)
+        top, left = (height - new_height) // 2, (width - new_width) // 2
         out[:] = 0
-        out = out[top : top + high, left : left + wide]
+        out = out[top : top + new_height, left : left + new_width]
     return (0, 0, from_width, from_height), out
 
 

@@ -1,36 +1,52 @@
-"""An iteration of batches as an object whose state can be saved and restored, the same for every framework."""
+"""`TrainBatches` and `EvalBatches`: streams of batches, and loops over them whose state can be saved and restored."""
 
 from __future__ import annotations
 
+import copy
+import logging
 import reprlib
+import weakref
 from collections.abc import Callable, Iterator, Mapping
-from typing import TYPE_CHECKING, Annotated, Any
+from functools import partial
+from typing import Annotated, Any, ClassVar, Self
 
+import numpy as np
+import numpy.typing as npt
 from msgspec import Meta, Struct, json
 
-from beam_pipeline.errors import UsageError
+from beam_pipeline.errors import ImageShardsError, UsageError
+from beam_pipeline.schema.manifest import FOREIGN_KEY
 from beam_pipeline.text import one_line
-from reader.position import Position
+from reader import order
+from reader.balance import Balance
+from reader.buffers import BufferPool
+from reader.cache import Cache, open_cache
+from reader.engine import Batch, Cursor, Engine, Source
+from reader.features import note_boxes, pick_features, stacked
+from reader.hosts import Host, batch_size_of, integer, share_of_host
+from reader.info import DatasetInfo
+from reader.machine import cpu_count
+from reader.pixels import ImageDecoder
+from reader.position import WINDOW_RUNS, Position
+from reader.rows import RecordRows
+from reader.runs import RunReader, SelectedTable
+from reader.select import Selection
+from reader.skips import Skips
 
-if TYPE_CHECKING:
-    from reader.batches import Batches
-
-MAX_ITERATION = (1 << 53) - 1  # far above any training; a number above it is a mistake
+_LOG = logging.getLogger("reader")
 
 Element = tuple[Any, ...]  # of a batch: inputs, labels, and in evaluation weights
 
 
 class State(Struct, frozen=True, forbid_unknown_fields=True):
-    """Where a stream stands.
+    """Where a loop over batches stands, which is all that a resume takes.
 
     Attributes:
         position: of the next record.
-        iteration: number of the iteration, from 0 on.
-        step: of the iteration: how many of its steps are trained.
+        step: how many steps of the loop's iteration are read.
     """
 
     position: Position
-    iteration: Annotated[int, Meta(ge=0, le=MAX_ITERATION)]
     step: Annotated[int, Meta(ge=0)]
 
     @classmethod
@@ -66,8 +82,6 @@ class BatchIterator(Iterator[Element]):
         batches: what is read.
         adapt: an iterator of NumPy batches → an iterator of as many batches of a framework, in the same order.
         is_endless: go on with the next iteration instead of ending.
-        turn: (index, count): hand out every count-th batch of the iteration, from its index on.
-        threads: that decode; None for one a core.
     """
 
     def __init__(
@@ -76,12 +90,9 @@ class BatchIterator(Iterator[Element]):
         adapt: Callable[[Iterator[Element]], Iterator[Element]] = iter,
         *,
         is_endless: bool = False,
-        turn: tuple[int, int] = (0, 1),
-        threads: int | None = None,
     ) -> None:
         self._batches, self._adapt, self._is_endless = batches, adapt, is_endless
-        self._turn, self._threads = turn, threads
-        self._begin: tuple[int, int] | None = None  # the iteration, and the step of it where reading begins
+        self._begin: State | None = None  # where this loop began
         self._elements: Iterator[Element] = iter(())
         self._handed_out = self._left = 0  # batches
         self._is_exhausted = False
@@ -98,7 +109,6 @@ class BatchIterator(Iterator[Element]):
         self._handed_out += 1
         self._left -= 1
         if not self._left:
-            self.close()
             self._end()
         return element
 
@@ -108,7 +118,7 @@ class BatchIterator(Iterator[Element]):
 
     def get_state(self) -> bytes:
         """The state as JSON, under 10 kB: after the batch that was handed out last."""
-        return self._batches.state(*self.where()).to_json()
+        return self._state().to_json()
 
     def set_state(self, state: bytes | str) -> None:
         """Go on after the state: this iterator with the rest of its iteration, the batches with what follows it.
@@ -123,34 +133,433 @@ class BatchIterator(Iterator[Element]):
 
     def state_dict(self) -> dict[str, Any]:
         """As `get_state`, as a dictionary."""
-        return self._batches.state(*self.where()).to_dict()
+        return self._state().to_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """As `set_state`, from a dictionary."""
         self._restore(state)
+
+    def _state(self) -> State:
+        if self._begin is None:
+            return self._batches.next_loop
+        if self._is_exhausted:
+            return self._batches.loop_after(self._begin)
+        return self._batches.state(self._begin, self._handed_out)
 
     def _restore(self, saved: bytes | str | Mapping[str, Any]) -> None:
         self._batches.restore(State.parse(saved))
         self.close()
         self._begin = None
 
-    def where(self) -> tuple[int, int, int]:
-        """(iteration, a step of it, batches handed out since): what `Batches.state` makes a state of."""
-        if self._begin is None:
-            return *self._batches.next_up(), 0
-        iteration, step = self._begin
-        # Each of those who take turns saves a state of its own: as if all had handed out as many.
-        return (iteration + 1, 0, 0) if self._is_exhausted else (iteration, step, self._handed_out * self._turn[1])
-
     def _start(self) -> None:
-        self._begin = self._batches.next_up()
+        self._begin = self._batches.next_loop
         self._handed_out, self._is_exhausted = 0, False
-        self._left = len(self._batches.sizes(self._begin[1], self._turn))
-        self._elements = self._adapt(self._batches.read(*self._begin, self._turn, self._threads))
+        self._left = len(self._batches.sizes(self._begin.step))
+        self._elements = self._adapt(self._batches.read(self._begin))
         if not self._left:  # a state saved after the last batch of an iteration
             self._end()
 
     def _end(self) -> None:
-        """The last batch was handed out: the next iteration reads on behind it."""
+        self.close()
         if self._begin is not None:
-            self._batches.end(self._begin[0])
+            self._batches.end(self._begin)
+
+
+class _Opened:
+    """An open dataset: run index, storage clients, buffers, and what an iteration read for the next one."""
+
+    def __init__(self, source: Source, pool: BufferPool, balance: Balance | None) -> None:
+        self.source, self.pool, self.balance = source, pool, balance
+        # Where the next iteration begins, and what was read for it.
+        self.rest: tuple[Position, Cursor] | tuple[None, None] = None, None
+
+
+class Batches:
+    """What `train_batches` and `eval_batches` have in common.
+
+    Args:
+        arguments: of the builder.
+        start: where the first iteration begins.
+
+    Attributes:
+        start: `Position` where the first iteration begins.
+        classes: names of the classes; a label is an index into it.
+        steps: of one iteration; a batch each, or one for each replica of an InputContext.
+        batch_size: records of a batch.
+        given_host: `host=`, but an `AutoHost` for "auto".
+        host, hosts: number of the host that reads here, and how many read together.
+        shape: (height, width, channels) of an image.
+        features: those that are read in addition to image and class, by name.
+        one_hot_classes: how many, if labels are one-hot; else None.
+    """
+
+    _is_training: ClassVar[bool]
+    _build: ClassVar[Callable[..., Batches]]
+
+    def __init__(self, arguments: Mapping[str, Any], start: Position) -> None:
+        info, labels, on_error = arguments["info"], arguments["labels"], arguments["on_error"]
+        if labels not in ("int", "one_hot"):
+            raise UsageError(f"labels must be int or one_hot, got {labels!r}")
+        if on_error not in ("raise", "skip"):
+            raise UsageError(f"on_error must be raise or skip, got {on_error!r}")
+        self.start = self._beginning = start
+        self._arguments = arguments
+        self.given_host: Host = arguments["host"]
+        self.host, self.hosts, self._replicas = share_of_host(self.given_host)
+        self.batch_size = batch_size_of(start.global_batch_size, self.hosts, self._replicas)
+        self.steps = self._steps_of(start.global_batch_size)
+        self.features = pick_features(info, arguments["features"] or ())
+        selection: Selection | None = arguments["where"]
+        self.classes = info.classes if selection is None else selection.classes
+        self.one_hot_classes = len(self.classes) if labels == "one_hot" else None
+        decode = ImageDecoder(
+            info.image,
+            arguments["image_size"],
+            arguments["resize_mode"],
+            arguments.get("augment"),
+            is_foreign=FOREIGN_KEY in info.manifest,
+        )
+        self.shape = decode.shape
+        is_stored = info.image.min_size == info.image.max_size == self.shape[:2]
+        self._moves_pixels = not is_stored or arguments.get("augment") is not None
+        self._rows = RecordRows(info, decode, self.features, None if selection is None else selection.labels)
+        self._convert: Callable[[RecordRows], RecordRows] | None = None
+        self._skips = Skips() if on_error == "skip" else None
+        self._next = [State(start, 0)]  # where the next loop begins; shared with a copy that is `light`
+        self._opened: _Opened | None = self._open()
+        self._opened_elsewhere: Callable[[], _Opened | None] = lambda: None  # of the batches that this is `light` of
+
+    def __repr__(self) -> str:
+        info, split = self._arguments["info"], self._arguments["split"]
+        host = f", host {self.host} of {self.hosts}" if self.hosts > 1 else ""
+        images = f"{self.batch_size} images {'x'.join(map(str, self.shape))}"
+        more = "".join(f", {name}" for name in self.features)
+        return f"{type(self).__name__}({info.name} {info.version} {split}{host}: {len(self)} batches of {images}{more})"
+
+    def __len__(self) -> int:
+        """Batches of one iteration."""
+        return self.steps * self._replicas
+
+    def __iter__(self) -> BatchIterator:
+        return BatchIterator(self)
+
+    def __copy__(self) -> Self:
+        new = object.__new__(type(self))
+        vars(new).update(vars(self))
+        return new
+
+    def __reduce__(self) -> Any:  # another process opens the dataset itself
+        arguments = {**self._arguments, **({"position": self.start} if self._is_training else {})}
+        return _rebuilt, (type(self)._build, arguments, {"_next": self._next, "_convert": self._convert})
+
+    @property
+    def skipped(self) -> int:
+        """How many corrupt records `on_error="skip"` has left out so far, each counted once."""
+        return 0 if self._skips is None else self._skips.count
+
+    def light(self) -> Self:
+        """A copy without open files, safe to capture in a function that is never freed: it opens what it reads."""
+        light = copy.copy(self)
+        if self._opened is not None:
+            light._opened, light._opened_elsewhere = None, weakref.ref(self._opened)
+        return light
+
+    def read_as(self, host: tuple[int, int]) -> None:
+        """Read this host's part from here on."""
+        self._arguments, self.given_host, (self.host, self.hosts) = {**self._arguments, "host": host}, host, host
+        size, (before, step) = self.start.global_batch_size, (self.next_loop.position, self.next_loop.step)
+        self.batch_size = batch_size_of(size, self.hosts)
+        self.start = self.start.on(global_batch_size=size, hosts=self.hosts)
+        self._next = [State(before.on(global_batch_size=size, hosts=self.hosts), step)]
+        if self._opened is not None:
+            self._opened.rest = None, None
+
+    def at(self, position: Position, rest: bool = True) -> Self:
+        """The same batches from another position on: files that are open stay open, nothing is checked again.
+
+        Args:
+            position: where the first loop begins.
+            rest: the first loop is the rest of the iteration that the position is in, counted in batches of the size
+                that it was made with; False for a full one, as all that follow.
+
+        Raises:
+            UsageError: it is another dataset's position, or of another seed than was given.
+            ValueError: the batch can't be divided by the hosts.
+        """
+        moved = copy.copy(self)
+        moved._resume(position, None if rest else 0)
+        return moved
+
+    def restore(self, state: State) -> None:
+        """Resume from a state: the next loop is the rest of the interrupted one.
+
+        Raises:
+            UsageError, ValueError: it was saved by other batches.
+        """
+        self._resume(state.position, state.step)
+
+    def _resume(self, position: Position, step: int | None) -> None:
+        """Begin the next loop at a step of an iteration; None for the one that the position counts to."""
+        start, steps = self._continued(position), self._steps_of(position.global_batch_size)
+        step = position.batches_read % steps if step is None else step
+        if step > steps:
+            raise UsageError(f"not a state of batches: step {step} of an iteration of {steps}")
+        # With another batch size an iteration has other steps: the same share of them is read, all if all were.
+        share = -(-step * self.steps // steps)
+        self.start, self._next = start, [State(start, share if step == steps else min(share, self.steps - 1))]
+
+    @property
+    def next_loop(self) -> State:
+        """Where the next loop begins."""
+        return self._next[0]
+
+    def check_full(self) -> None:
+        """Raise UsageError if the next loop is the rest of an iteration, for a framework that fixes its length."""
+        if step := self.next_loop.step:
+            raise UsageError(
+                f"the batches begin at step {step} of an iteration of {self.steps}, but tf.data and Keras need full "
+                "ones: give batches.at(position, rest=False), which begin at the same record"
+            )
+
+    def loop_after(self, begin: State) -> State:
+        """Where the loop begins that follows one from here."""
+        return State(self._position(begin, self.steps - begin.step), 0)
+
+    def end(self, begin: State) -> None:
+        """The last batch of the loop from here was handed out: the next one reads on behind it."""
+        if self.next_loop is begin:  # else another iterator has ended it, or a state was restored
+            self._next[0] = self.loop_after(begin)
+
+    def state(self, begin: State, batches: int) -> State:
+        """The state so many batches after another one."""
+        steps, odd = divmod(batches, self._replicas)
+        if odd:
+            raise UsageError(f"{odd} of {self._replicas} replicas have their batch of this step: save between steps")
+        return State(self._position(begin, steps), begin.step + steps)
+
+    def sizes(self, step: int, turn: tuple[int, int] = (0, 1)) -> list[int]:
+        """Records of each batch that `read` yields."""
+        sizes = self._sizes()[step * self._replicas :]
+        return [size for size in sizes[turn[0] :: turn[1]] if size]
+
+    def read(self, begin: State, turn: tuple[int, int] = (0, 1), threads: int | None = None) -> Iterator[Element]:
+        """Batches of a loop.
+
+        Args:
+            begin: where it begins.
+            turn: (index, count): only every count-th of them, from number index on.
+            threads: that decode; None for one a core.
+        """
+        opened = self._opened or self._opened_elsewhere() or self._open()
+        sizes, (index, count) = self.sizes(begin.step, turn), turn
+        (position, cursor), opened.rest = opened.rest, (None, None)
+        if cursor is None or count > 1 or position != begin.position:
+            windows = self._windows(opened, begin)
+            if count > 1:
+                windows = order.turn(windows, self.sizes(begin.step), index, count)
+            cursor = Cursor(windows)
+        more: dict[str, Any] = {"seed": self.start.seed, "for_training": self._is_training}
+        with Engine(
+            opened.source, self._rows, cursor, sizes, threads=threads or cpu_count(), pool=opened.pool, **more
+        ) as engine:
+            for number in range(1, len(sizes) + 1):
+                batch = engine.next_batch()
+                if number == len(sizes):
+                    if count == 1 and self._is_training:
+                        opened.rest = self.loop_after(begin).position, engine.cursor()
+                    opened.source.report()
+                yield self._arrays(batch)
+
+    def with_rows(self, convert: Callable[[RecordRows], RecordRows]) -> Self:
+        """The same with other rows, made of these."""
+        batches = copy.copy(self)
+        batches._convert, batches._rows = convert, convert(self._rows)
+        return batches
+
+    def _open(self) -> _Opened:
+        info, split, cache, where = (self._arguments[name] for name in ("info", "split", "cache", "where"))
+        weights = self._arguments.get("balance")
+        source = open_source(info, split, self._skips, cache, where, with_labels=weights is not None)
+        table = source.reader.table
+        balance = Balance(weights, table, self.classes) if weights and isinstance(table, SelectedTable) else None
+        return _Opened(source, BufferPool(), balance)
+
+    def _continued(self, position: Position) -> Position:
+        """A position, continued by these hosts and batches."""
+        if not isinstance(position, Position):
+            raise UsageError(
+                "position must be an imageshards.Position, such as batches.position_at(trained_steps), "
+                f"got {position!r}"
+            )
+        for name, meaning in (("source", _differing(self.start, position)), ("records", "number of records")):
+            ours, given = getattr(self.start, name), getattr(position, name)
+            if ours != given:
+                raise UsageError(f"the position was made with another {meaning}: {given!r}, here it is {ours!r}")
+        for name in ("seed", "window_runs"):
+            given, used = self._arguments.get(name), getattr(position, name)
+            if given is not None and used not in (given, getattr(self._beginning, name)):  # windows may be cut
+                raise UsageError(f"the position was made with another {name}: {used}, here it is {given}")
+        return position.on(global_batch_size=self.start.global_batch_size, hosts=self.hosts)
+
+    def _sizes(self) -> list[int]:
+        """Records of each batch of an iteration."""
+        return [self.batch_size] * len(self)
+
+    def _arrays(self, batch: Batch) -> Element:
+        """Images (a dict of them and the features, if any are wanted) and labels."""
+        labels: npt.NDArray[Any] = batch.labels
+        if self.one_hot_classes is not None:
+            labels = np.zeros((len(batch.labels), self.one_hot_classes), np.float32)
+            labels[np.arange(len(batch.labels)), batch.labels] = 1
+        if not self.features:
+            return batch.images, labels
+        columns = zip(*batch.features, strict=True)
+        values = {
+            name: stacked(column, feature)
+            for (name, feature), column in zip(self.features.items(), columns, strict=True)
+        }
+        if self._moves_pixels:
+            note_boxes(self.features, values)
+        return {"image": batch.images, **values}, labels
+
+    def state_at(self, step: Any) -> State:
+        """The state after a step that the trainer counted."""
+        raise NotImplementedError
+
+    def _steps_of(self, global_batch_size: int) -> int:
+        """Steps of an iteration in batches of this size."""
+        raise NotImplementedError
+
+    def _position(self, state: State, steps: int) -> Position:
+        """Of the next record, so many steps after a state."""
+        raise NotImplementedError
+
+    def _windows(self, opened: _Opened, begin: State) -> Iterator[order.Window]:
+        """The records of a loop, in order."""
+        raise NotImplementedError
+
+
+def _differing(ours: Position, given: Position) -> str:
+    """What two positions' sources differ in, in words."""
+    (split, *_), (other_split, *_) = (position.source.split(" balance ") for position in (ours, given))
+    if split == other_split:
+        return "balance"
+    is_dataset = split.partition(" ")[0] != other_split.partition(" ")[0]
+    return "dataset or split" if is_dataset else "selection (classes, where)"
+
+
+def _rebuilt(build: Callable[..., Batches], arguments: Mapping[str, Any], state: Mapping[str, Any]) -> Batches:
+    """Batches in another process."""
+    batches = build(**arguments)
+    vars(batches).update(state)
+    return batches if batches._convert is None else batches.with_rows(batches._convert)
+
+
+class TrainBatches(Batches):
+    """What `train_batches` returns: each iteration continues where the last one ended."""
+
+    _is_training = True
+
+    def position_at(self, step: Any) -> Position:
+        """The position after a global step: what a checkpoint keeps besides the weights.
+
+        Args:
+            step: steps trained since the run first began, through every resume: an int, Keras'
+                `optimizer.iterations`, a NumPy or JAX scalar. Iterations that were left early don't count.
+
+        Raises:
+            UsageError: it is no integer, or below `start.step`.
+        """
+        return self.start.at(step)
+
+    def state_at(self, step: Any) -> State:
+        """The state after a global step. Raises UsageError as `position_at`."""
+        position, (before, read) = self.position_at(step), (self.next_loop.position.step, self.next_loop.step)
+        return State(position, (read + position.step - before) % self.steps)
+
+    def repeat(self) -> BatchIterator:
+        """Iteration after iteration, without end."""
+        return BatchIterator(self, is_endless=True)
+
+    def _steps_of(self, global_batch_size: int) -> int:
+        return max(1, self.start.records // global_batch_size)
+
+    def _position(self, state: State, steps: int) -> Position:
+        return state.position.after(steps)
+
+    def _windows(self, opened: _Opened, begin: State) -> Iterator[order.Window]:
+        table = opened.source.reader.table
+        epochs = order.each_once(table.first, table.mean_run)
+        if opened.balance is not None:
+            epochs = partial(opened.balance.draws, self.start.seed)
+        return order.train_windows(epochs, begin.position, self.host)
+
+
+class EvalBatches(Batches):
+    """What `eval_batches` returns: each iteration is the same."""
+
+    _is_training = False
+
+    @property
+    def is_padded(self) -> bool:
+        """Whether all batches are full."""
+        return bool(self._arguments["pad"])
+
+    def state_at(self, step: Any) -> State:
+        """The state after a step of the evaluation, or of one evaluation after the other."""
+        return State(self.start, integer("step", step, 0) % self.steps)
+
+    def _continued(self, position: Position) -> Position:
+        super()._continued(position)
+        if position != self.start:
+            raise UsageError("the state of an evaluation is for the same hosts and batch size only")
+        return position
+
+    def _steps_of(self, global_batch_size: int) -> int:
+        return -(-self.start.records // global_batch_size)
+
+    def _position(self, state: State, steps: int) -> Position:
+        return state.position
+
+    def _sizes(self) -> list[int]:
+        if self.is_padded:
+            return super()._sizes()
+        start, stop = order.eval_share(self.start.records, self.hosts, self.host)
+        return [(stop - start) // len(self) + (number < (stop - start) % len(self)) for number in range(len(self))]
+
+    def _windows(self, opened: _Opened, begin: State) -> Iterator[order.Window]:
+        table = opened.source.reader.table
+        start, stop = order.eval_share(self.start.records, self.hosts, self.host)
+        sizes = self._sizes()
+        first = min(start + sum(sizes[: begin.step * self._replicas]), stop)
+        padding = sum(sizes[begin.step * self._replicas :]) - (stop - first)
+        window_runs = order.each_once(table.first, table.mean_run)(0).window_runs(0, WINDOW_RUNS)
+        return order.eval_windows(table.first, first, stop, padding, window_runs)
+
+    def _arrays(self, batch: Batch) -> Element:
+        return *super()._arrays(batch), batch.weights
+
+
+def open_source(
+    info: DatasetInfo,
+    split: str,
+    skips: Skips | None = None,
+    cache: Cache = None,
+    selection: Selection | None = None,
+    with_labels: bool = False,
+) -> Source:
+    """Find the records of a split string and check that their files are there, with the sizes of the manifest.
+
+    Raises:
+        UsageError: no such split, or no such cache.
+        ImageShardsError: a shard is missing or has another size, unless records are skipped; or it is
+            compressed.
+    """
+    table = info.run_table(split) if selection is None else selection.table(info, split, with_labels)
+    wrong = info.wrong_sizes(split)
+    if wrong and skips is None:
+        more = f" (and {len(wrong) - 1} more shards)" if len(wrong) > 1 else ""
+        raise ImageShardsError(f"{wrong[0]}{more}: run the job again with --repair, or read with on_error='skip'")
+    for line in wrong:
+        _LOG.warning("%s: the records that it lacks are skipped", line)
+    return Source(RunReader(table, open_cache(info, table, cache)), skips)

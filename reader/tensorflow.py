@@ -11,9 +11,10 @@ import numpy as np
 import tensorflow as tf
 
 from beam_pipeline.errors import UsageError
-from reader.batches import Batches, EvalBatches, eval_batches, train_batches
+from reader.batches import eval_batches, train_batches
 from reader.features import Feature
-from reader.position import process_of_several
+from reader.hosts import process_of_several
+from reader.stream import Batches, EvalBatches
 
 Arguments = ParamSpec("Arguments")
 
@@ -36,7 +37,8 @@ def as_tf(batches: Batches) -> tf.data.Dataset:
         length.
 
     Raises:
-        UsageError: this is one of several processes, such as a worker of TF_CONFIG, and `host` wasn't given.
+        UsageError: the batches begin inside an iteration, whose rest is shorter than the cardinality; or this is one
+            of several processes, such as a worker of TF_CONFIG, and `host` wasn't given.
         While iterating, errors of the batches as TensorFlow's, whose text names file, record and byte offset.
     """
     if batches.given_host is None and (several := process_of_several()[1]) > 1:
@@ -44,6 +46,7 @@ def as_tf(batches: Batches) -> tf.data.Dataset:
             f"no host= is given, so each of {several} processes would read every record: give host=context in "
             "distribute_datasets_from_function(lambda context: …), else host='auto', or (0, 1) to read all in each"
         )
+    batches.check_full()
     light = batches.light()  # TensorFlow never frees a dataset's function
     dataset = generated(lambda: _elements(light), _signature(batches), len(batches))
     weakref.finalize(dataset, id, batches).atexit = False  # files and buffers stay open as long as the dataset is there
@@ -96,7 +99,8 @@ def _ragged(lists: Sequence[Any], feature: Feature) -> Any:
 
 
 def _signature(batches: Batches) -> tuple[Any, ...]:
-    rows = batches.batch_size
+    is_equal = not isinstance(batches, EvalBatches) or batches.is_padded
+    rows = batches.batch_size if is_equal else None
     images = tf.TensorSpec((rows, *batches.shape), tf.uint8)
     labels = tf.TensorSpec((rows,), tf.int64)
     if batches.one_hot_classes is not None:

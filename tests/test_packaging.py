@@ -8,7 +8,6 @@ import shutil
 import subprocess
 import sys
 import sysconfig
-import tarfile
 import tomllib
 import venv
 import zipfile
@@ -172,17 +171,6 @@ def test_an_installed_wheel_says_that_dataflow_needs_an_image_or_a_checkout(inst
     refused = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
     assert refused.returncode == 2
     assert refused.stderr.startswith("error: --sdk_container_image is missing: without an image, ")
-
-
-def test_setup_py_makes_the_sdist_that_dataflow_stages(tmp_path: Path) -> None:
-    command = ("setup.py", "-q", "sdist", "--dist-dir", tmp_path / "dist")
-    done(sys.executable, *command, cwd=copied(tmp_path / "source", "tests", "deploy", "examples"))
-    (made,) = (tmp_path / "dist").glob("imageshards-*.tar.gz")
-    with tarfile.open(made) as sdist:
-        names = {name.partition("/")[2] for name in sdist.getnames()}
-    more = ("beam_pipeline/images/resample.c", "constraints.txt", "deploy/Dockerfile", "deploy/requirements-worker.txt")
-    assert modules() | {*more, "examples/README.md", "examples/train_jax.py"} <= names
-    assert not any(name.startswith("tests/") for name in names)
 
 
 def test_a_trainer_gets_no_beam_and_a_worker_no_tensorflow() -> None:

@@ -109,14 +109,6 @@ def test_pixels_are_those_that_pillow_gives_and_tensorflow_decodes_the_same(sour
         assert number > 9 or np.array_equal(tf.io.decode_image(example["image"]).numpy(), found)
 
 
-def test_shards_are_balanced_to_within_an_image(version: Path) -> None:
-    lines = [line for file in version.glob("index/*.idx") for line in file.read_text().splitlines()]
-    largest = max(int(line.split()[1]) for line in lines)
-    for split in make.manifest(version)["splits"].values():
-        sizes = [shard["bytes"] for shard in split["shards"]]
-        assert all(abs(size - sum(sizes) / len(sizes)) <= largest for size in sizes)
-
-
 def hashed(path: str, key: bytes) -> int:
     """The design's hashes of a path, by hand."""
     return int.from_bytes(hashlib.blake2b(path.encode(), digest_size=8, key=key).digest(), "big")
@@ -187,15 +179,3 @@ def test_a_shard_without_records_and_a_state_folder_do_not_hinder_tfds(tmp_path:
     (version.parent / "_state" / "2.0.0").mkdir(parents=True)
     assert 0 in [shard["records"] for shard in make.manifest(version)["splits"]["train"]["shards"]]
     assert len(tfds.load("photos", data_dir=str(tmp_path / "out"), split="train")) == 4
-
-
-def test_split_folders_give_their_splits(tmp_path: Path) -> None:
-    make.class_folders(tmp_path / "in" / "train", {"a": 3, "b": 2})
-    make.class_folders(tmp_path / "in" / "test", {"b": 2, "c": 1})
-    version = make.published(tmp_path / "in", tmp_path / "out", "--layout", "split_class_folders")
-    data = make.manifest(version)
-    assert data["classes"] == ["a", "b", "c"]
-    counts = {split: content["class_counts"] for split, content in data["splits"].items()}
-    assert counts == {"train": [3, 2, 0], "test": [0, 2, 1]}
-    names = {example["filename"].decode() for shard in make.shard_files(version) for example in parsed(shard)}
-    assert {name.split("/")[0] for name in names} == {"train", "test"}

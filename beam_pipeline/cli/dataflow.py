@@ -37,9 +37,9 @@ def job_name(config: Config) -> str:
 def label(config: Config) -> str:
     """A hash of the job's flags, input and output, by which the same command finds its running job."""
     flags = {name: value for name, value in config.fingerprint().items() if name not in ("labels", "columns")}
-    urls = ("input", "manifest", "labels_file", "dataset_url")
-    actions = ("plan_only", "repair", "overwrite", "restart", "compares")
-    return sha256(canonical_json(flags | {name: getattr(config, name) for name in urls + actions}))[:32]
+    urls, actions = ("input", "manifest", "labels_file", "dataset_url"), ("plan_only", "repair", "overwrite", "restart")
+    flags |= {name: getattr(config, name) for name in urls + actions} | {"compares": config.context.compares}
+    return sha256(canonical_json(flags))[:32]
 
 
 def fleet_size(shards: int, cores: int, most_workers: int, threads: int | None = None) -> tuple[int, int]:

@@ -97,11 +97,11 @@ class Job:
         """The configuration with facts of this run: a local job's memory, or the versions that workers must have."""
         if not self.is_local:
             threads = config.decode_threads or (dataflow.DECODE_THREADS if self.is_dataflow else 0)
-            return dataclasses.replace(config, launcher=versions(), decode_threads=threads)
+            return dataclasses.replace(config, decode_threads=threads).in_run(launcher=versions())
         has_workers = self._options.view_as(DirectOptions).direct_running_mode == "multi_processing"
         one_process = not has_workers and self.runner == _IN_PROCESS
         bytes_each = limits.IN_PROCESS_BYTES if one_process else limits.BETWEEN_PROCESSES_BYTES
-        return dataclasses.replace(config, most_references=limits.most_references(bytes_each))
+        return config.in_run(max_references=limits.max_references(bytes_each))
 
     def write(self, config: Config, command: Sequence[str] = ()) -> bool:
         """Convert the images and publish, or with `--plan_only` store the plan in the state folder.
@@ -135,7 +135,7 @@ class Job:
             The same as `write`.
         """
         cloud = self._pipeline.options.view_as(GoogleCloudOptions)
-        config = dataclasses.replace(config, detach=False, compares=True)
+        config = dataclasses.replace(config, detach=False).in_run(compares=True)
         if cloud.job_name:
             cloud.job_name += "-compare"
         done = self._run(config, lambda: graph.build_comparison(self._pipeline, config, manifest.self_sha256))

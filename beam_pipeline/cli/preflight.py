@@ -110,7 +110,7 @@ def _bucket(config: Config, options: Mapping[str, Any], flag: str, url: str, buc
         if isinstance(store, GoogleStorage):
             regions = store.regions(url)
         if is_written:
-            probe = storage.join(url, f"preflight-{config.run_id}")
+            probe = storage.join(url, f"preflight-{config.context.id}")
             store.write(probe, b"")
             store.delete(probe)
     except MissingFileError:

@@ -76,7 +76,7 @@ def launched(config: Config) -> Iterator[Callable[[PipelineOptions | None, Seque
     if notebook.is_active():
         yield partial(notebook.run_elsewhere, config)
         return
-    config = dataclasses.replace(config, run_id=uuid.uuid4().hex)
+    config = config.in_run(id=uuid.uuid4().hex)
     lock = VersionLock(config)
     with no_empty_folders(config):
         try:

@@ -31,9 +31,9 @@ def check_versions(config: Config) -> None:
     Raises:
         ImageShardsError: it has another version of something; names it.
     """
-    if config.launcher is None:  # this process is the launcher's, or a child of it
+    if config.context.launcher is None:  # this process is the launcher's, or a child of it
         return
-    here, there = versions(), config.launcher
+    here, there = versions(), config.context.launcher
     different = [name for name in {**there, **here} if here.get(name) != there.get(name)]
     if different:
         name, more = different[0], len(different) - 1

@@ -59,12 +59,12 @@ def choose_base(config: Config) -> tuple[Config, str]:
             continue
         fault = "isn't published, or only by a newer release" if manifest is None else _difference(config, manifest)
         if manifest is not None and not fault:
-            chosen = dataclasses.replace(config, base=version, base_sha256=manifest.self_sha256)
+            chosen = dataclasses.replace(config, base=version).in_run(base_sha256=manifest.self_sha256)
             return chosen, f"base: {version}, from which unchanged images are taken"
         if config.base:
             raise UsageError(f"--base {version!r}: {join(folder, version)} {fault}; choose another version, or none")
         why_not = why_not or f"base: none, since {version} {fault}" * (manifest is not None)
-    return dataclasses.replace(config, base="none", base_sha256=""), why_not
+    return dataclasses.replace(config, base="none").in_run(base_sha256=""), why_not
 
 
 def moved_ids(config: Config, classes: Sequence[str]) -> str:
@@ -112,7 +112,7 @@ def stored_images(config: Config, refs: Sequence[ImageRef]) -> Iterator[Stored |
         config: of the job.
         refs: in order of their keys.
     """
-    base = _open_base(config.base_url, config.base_sha256, config.io_deadline) if config.base_sha256 else None
+    base = _base_of(config)
     if base is None or base.is_lost:
         return
     try:
@@ -125,7 +125,7 @@ def stored_images(config: Config, refs: Sequence[ImageRef]) -> Iterator[Stored |
 
 def unchanged(config: Config, refs: Sequence[ImageRef]) -> tuple[int, int]:
     """How many of some images a job would take from the base, and how many of these without reading their source."""
-    base = _open_base(config.base_url, config.base_sha256, config.io_deadline) if config.base_sha256 else None
+    base = _base_of(config)
     if base is None:
         return 0, 0
     is_listed = _are_listed(config)
@@ -144,17 +144,23 @@ def _are_listed(config: Config) -> bool:
 
 def taken_from_base(config: Config, counts: Counts) -> TakenImages | UnsetType:
     """What run.json says of the base, if there is one, by the counts over all images of the new version."""
-    if not config.base_sha256:
+    if not config.context.base_sha256:
         return UNSET
-    base = _open_base(config.base_url, config.base_sha256, config.io_deadline)
+    base = _base_of(config)
     gone = UNSET if base is None or base.is_lost else base.records - counts.in_base
-    return TakenImages(config.base, config.base_sha256, counts.records - counts.taken, counts.taken, gone)
+    return TakenImages(config.base, config.context.base_sha256, counts.records - counts.taken, counts.taken, gone)
 
 
 def _say_lost(version: str, error: Exception) -> None:
     """Whatever the error is: it may be sealed and yet hold what no job writes."""
     why = error.reason if isinstance(error, StorageError) else f"it holds what no job writes ({one_line(error)})"
     print_line(f"warning: continuing without base {version}: {why}", sys.stderr)
+
+
+def _base_of(config: Config) -> _Base | None:
+    """The base that the launcher chose; None if there is none, or it is gone."""
+    sha256 = config.context.base_sha256
+    return _open_base(config.base_url, sha256, config.io_deadline) if sha256 else None
 
 
 @functools.lru_cache(maxsize=1)

@@ -107,12 +107,12 @@ class VersionLock:
     def is_ours(self) -> bool:
         """Whether this job's command holds it, which may be another process."""
         with self._opened() as file:
-            return file is not None and _read(file).run == self._config.run_id
+            return file is not None and _read(file).run == self._config.context.id
 
     def holder(self) -> ClaimHolder | None:
         """The other command that holds it; None if none does."""
         with self._opened() as file:
-            if file is None or (holder := _read(file)).run == self._config.run_id:
+            if file is None or (holder := _read(file)).run == self._config.context.id:
                 return None
             try:
                 return None if _lock(file, fcntl.LOCK_SH) else holder
@@ -188,7 +188,7 @@ class Claim:
         config, url = self._config, self._config.dataset_url
 
         def joins(holder: ClaimHolder) -> bool:
-            return holder.plan == plan and (holder.run == config.run_id or not (config.restart or replaces))
+            return holder.plan == plan and (holder.run == config.context.id or not (config.restart or replaces))
 
         if command := self._lock.holder():
             holder = self.holder()
@@ -207,17 +207,17 @@ class Claim:
                     f"{url} is being written by {holder} with other images or flags: wait until it is published or, "
                     "if it has ended, --restart (in Python restart=True) discards what it has written"
                 )
-        return config.run_id, holder is not None
+        return config.context.id, holder is not None
 
     def discard(self) -> None:
         """Undo `acquire`: there is nothing to write."""
         holder, generation = self._look()
-        if holder is not None and holder.run == self._config.run_id:
+        if holder is not None and holder.run == self._config.context.id:
             self._store.delete(self.url, generation)
 
     def is_abandoned(self, holder: ClaimHolder) -> bool:
         """Whether its holder is a command that has ended, because this job's command holds the lock now."""
-        return holder.is_locked and holder.run != self._config.run_id and self._lock.is_ours()
+        return holder.is_locked and holder.run != self._config.context.id and self._lock.is_ours()
 
     def _look(self) -> tuple[ClaimHolder | None, str]:
         """The job that has it, and the file's generation, or an older one."""
@@ -229,7 +229,7 @@ class Claim:
 def _new_holder(config: Config, plan: str = "", is_locked: bool = False) -> ClaimHolder:
     """This job, in this process."""
     started = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime())
-    return ClaimHolder(config.run_id, plan, socket.gethostname(), os.getpid(), started, is_locked)
+    return ClaimHolder(config.context.id, plan, socket.gethostname(), os.getpid(), started, is_locked)
 
 
 def _create(path: str, flags: int) -> int:

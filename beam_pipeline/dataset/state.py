@@ -51,7 +51,7 @@ class JobState:
 
     def __init__(self, config: Config, run: str = "") -> None:
         self._config = config
-        self._run = run or config.run_id
+        self._run = run or config.context.id
         self._store = storage.open_storage(config.output, config.io_deadline)
         self._is_local = storage.is_local(config.output)
         self._manifest_url = join(config.dataset_url, schema.MANIFEST_FILE)

@@ -49,7 +49,7 @@ def prepare(config: Config, plan: Plan) -> str:
         if is_begun and not is_published and not is_replaced:
             return run
         # The holder has published this plan: take its claim over.
-        replaces = is_published and is_begun and run != config.run_id
+        replaces = is_published and is_begun and run != config.context.id
         # Or it has, just now, and its claim is gone: acquire one of our own.
         if replaces or (old and claim.holder() is None):
             continue

@@ -17,7 +17,7 @@ def check(images: int, most: int | None) -> None:
 
     Args:
         images: listed so far.
-        most: of `most_references`, or None for no limit.
+        most: of `max_references`, or None for no limit.
 
     Raises:
         ImageShardsError: there are more.
@@ -29,7 +29,7 @@ def check(images: int, most: int | None) -> None:
         )
 
 
-def most_references(bytes_each: int) -> int | None:
+def max_references(bytes_each: int) -> int | None:
     """How many references of so many bytes, see above, fit in free memory; None if the system doesn't tell."""
     free = free_memory_bytes(Path("/"))
     return None if free is None else free // bytes_each

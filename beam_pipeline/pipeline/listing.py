@@ -117,7 +117,7 @@ def _pages(refs: Iterator[ImageRef], summary: ListingSummary, config: Config) ->
     refs = exclude.kept(config, refs, summary)
     while page := Page(islice(refs, PAGE_REFS)):
         summary.add(page)
-        limits.check(summary.images, config.most_references)
+        limits.check(summary.images, config.context.max_references)
         report(images_listed=len(page))
         counter(elements.IMAGES_LISTED).inc(len(page))
         yield keyed(page)
@@ -145,7 +145,7 @@ def _read_rows(_: Any, config: Config) -> Iterator[Any]:
     images, known = 0, set[str]()
     for bucket, page in _by_bucket(manifest_rows.row_refs(config), buckets):
         images += len(page)
-        limits.check(images, config.most_references)
+        limits.check(images, config.context.max_references)
         to_list = {folder for ref in page if (folder := manifest_rows.folder_to_list(config, ref))} - known
         known |= to_list
         yield from (beam.pvalue.TaggedOutput(_FOLDERS, (folder, buckets)) for folder in sorted(to_list))
@@ -202,7 +202,7 @@ def complete(summary: ListingSummary, config: Config) -> ListingSummary:
     if not summary.images:
         why = f": --exclude {config.exclude!r} leaves out all {summary.excluded:,}" if summary.excluded else ""
         raise ImageShardsError(f"the input has no image{why}: nothing is written")
-    limits.check(summary.images, config.most_references)
+    limits.check(summary.images, config.context.max_references)
     check_forms(summary.class_counts)
     unknown = sorted(summary.class_counts.keys() - set(config.labels)) if config.labels is not None else []
     if unknown:

@@ -27,10 +27,10 @@ from beam_pipeline import storage
 from beam_pipeline.errors import ImageShardsError, UsageError
 from beam_pipeline.text import plural
 from reader import augment
+from reader.hosts import integer
 from reader.info import DatasetInfo, as_info
 from reader.machine import cpu_count
 from reader.pixels import ImageDecoder
-from reader.position import integer
 from reader.select import Classes, Selection, select
 from reader.tools import tutorial
 from reader.tools.checks import read_records
@@ -225,7 +225,7 @@ def all_rows(
         "GZIP shards, the tutorial's way": partial(tutorial.local_shards, info, forms.zipped, size, None),
         "plain shards, the tutorial's way": partial(tutorial.local_shards, info, forms.plain, size, batch),
         "train_dataset (TensorFlow)": lambda: reader.train_dataset(info, split, **ours),
-        "torch.loader (PyTorch)": lambda: reader.torch.loader(info, split, where=selection, **options),
+        "as_torch (PyTorch)": lambda: reader.as_torch(reader.train_batches(info, split, **ours)),
     }
     alone = {
         name: Row(f"{ALONE}{name}", _decoding(forms.images, batch, ImageDecoder(info.image, size, augment=one)))
@@ -326,7 +326,7 @@ def chart(rows: Sequence[Row], title: str, path: str) -> None:
     shown = [row for row in rows if not row.missing and not row.name.startswith(ALONE)]
     names, rates = [row.name for row in shown], [row.images_per_s for row in shown]
     spread = [[row.images_per_s - min(row.rates), max(row.rates) - row.images_per_s] for row in shown]
-    colours = ["tab:blue" if name.startswith(("train_", "torch.")) else "tab:gray" for name in names]
+    colours = ["tab:blue" if name.startswith(("train_", "as_torch")) else "tab:gray" for name in names]
     compared = [(row.alone.images_per_s, row.name) for row in shown if row.alone]
     figure = Figure(figsize=(10, 1.4 + 0.5 * len(shown)), layout="constrained")
     axes = figure.subplots()

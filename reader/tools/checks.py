@@ -137,7 +137,7 @@ def type_name(value: Value) -> str:
     return "bytes" if isinstance(value, list) else str(value.dtype)
 
 
-def only_bytes(features: Mapping[str, Value], key: str) -> bytes | None:
+def single_bytes(features: Mapping[str, Value], key: str) -> bytes | None:
     """The one value of a feature of bytes; None if it isn't that."""
     value = features.get(key)
     return value[0] if isinstance(value, list) and len(value) == 1 else None

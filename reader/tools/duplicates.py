@@ -30,7 +30,8 @@ from reader.example import ImageFinder
 from reader.info import MAX_WINDOW_BYTES, DatasetInfo, as_info
 from reader.machine import cpu_count
 from reader.runs import Integers, InvalidRecordError, Piece, RunReader, RunTable
-from reader.select import Array, Selection
+from reader.select import Selection
+from reader.tables import Array
 
 _SHOWN_GROUPS, _SHOWN_PATHS = 20, 5
 _TABLES_AT_ONCE, _READS_AT_ONCE = 8, 32

@@ -32,13 +32,14 @@ from beam_pipeline import storage
 from beam_pipeline.errors import UsageError
 from beam_pipeline.text import plural
 from reader import order
-from reader.batches import RecordRows, open_source
 from reader.buffers import BufferPool
 from reader.class_folders import list_images
 from reader.engine import Cursor, Engine
 from reader.info import DatasetInfo, ImageInfo
 from reader.machine import cpu_count
 from reader.pixels import ImageDecoder, UndecodableImageError
+from reader.rows import RecordRows
+from reader.stream import open_source
 from reader.tools import tutorial
 from reader.tools.forms import Forms, write_temporary
 from reader.tools.requests import Request, SlowStorage

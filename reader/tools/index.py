@@ -44,7 +44,7 @@ from reader.example import Value, class_id, parse_example
 from reader.info import DatasetInfo, load_info
 from reader.runs import InvalidRecordError
 from reader.tfrecord_files import Example, FileScan, Frame, PathLike, Pattern, find_files, is_gzip, read_examples
-from reader.tools.checks import Scanners, check_image, only_bytes, type_name
+from reader.tools.checks import Scanners, check_image, single_bytes, type_name
 
 _LOG = logging.getLogger("reader")
 
@@ -196,7 +196,7 @@ def find_keys(files: Sequence[str], image_key: str | None, class_key: str | None
     features = first.features
     there = {key: f"{key} ({type_name(value)}, {len(value)})" for key, value in sorted(features.items())}
     flag, key, what = "--image_key", image_key, "an image (one bytes value)"
-    fitting = [key for key in there if only_bytes(features, key) is not None]
+    fitting = [key for key in there if single_bytes(features, key) is not None]
     if _keys_in(features, image_key, class_key).image:
         flag, key, what = "--class_key", class_key, "a class id (one integer, or a one-hot list)"
         fitting = [key for key in there if class_id(features[key]) is not None]
@@ -210,7 +210,7 @@ def find_keys(files: Sequence[str], image_key: str | None, class_key: str | None
 
 def _keys_in(features: Mapping[str, Value], image_key: str | None, class_key: str | None) -> Keys:
     """The features that hold these things in one record, "" for those that it lacks."""
-    texts = [key for key in features if only_bytes(features, key) is not None]
+    texts = [key for key in features if single_bytes(features, key) is not None]
     numbers = [key for key, value in features.items() if class_id(value) is not None]
     image = next((key for key in ([image_key] if image_key else IMAGE_KEYS) if key in texts), "")
     label = next((key for key in ([class_key] if class_key else CLASS_KEYS) if key in numbers), "")
@@ -300,7 +300,7 @@ class _Contents:
             features = parse_example(record)
         except ValueError as error:
             return "not_an_example", str(error)
-        encoded, value = only_bytes(features, keys.image), features.get(keys.label, [])
+        encoded, value = single_bytes(features, keys.image), features.get(keys.label, [])
         label = class_id(value)
         if encoded is None:
             return "no_image_or_class", f"its {keys.image!r} isn't one image"
@@ -318,7 +318,7 @@ class _Contents:
             return "decode_error", _raw_pixels(features, len(encoded)) or str(error)
         self.classes[label] += 1
         self.labels.append(label)
-        if name := only_bytes(features, keys.name):
+        if name := single_bytes(features, keys.name):
             self.names.add((label, name))
         own = (keys.image, keys.label)
         self.features.update((key, type_name(one), min(len(one), 2)) for key, one in features.items() if key not in own)

@@ -19,9 +19,9 @@ from beam_pipeline.text import name_line
 from reader import order
 from reader.augment import BY_NAME, Augment
 from reader.example import ImageFinder
+from reader.hosts import integer
 from reader.info import DatasetInfo, as_info
 from reader.pixels import Encoded, ImageDecoder, Pixels, decode_pixels, stored_shape, target_size
-from reader.position import integer
 from reader.runs import Integers, InvalidRecordError
 from reader.select import Classes, select
 from reader.tools.checks import read_records

@@ -20,7 +20,7 @@ from reader.example import Value, class_id, parse_example
 from reader.info import DatasetInfo, SplitInfo, as_info
 from reader.runs import InvalidRecordError
 from reader.tfrecord_files import FileScan, Frame
-from reader.tools.checks import Scanners, check_image, only_bytes, type_name
+from reader.tools.checks import Scanners, check_image, single_bytes, type_name
 
 DECODE = ("all", "sample", "none")
 _MAX_FAULTS = 100  # of a shard
@@ -298,7 +298,7 @@ def _check_record(info: DatasetInfo, features: Mapping[str, Value], decode: bool
     size = np.asarray(features[schema.SIZE_KEY]).tolist() if is_native else None
     if decode:
         try:
-            image = check_image(only_bytes(features, info.image_key) or b"", info.image.channels)
+            image = check_image(single_bytes(features, info.image_key) or b"", info.image.channels)
         except InvalidRecordError as error:
             yield str(error)
             return

@@ -12,12 +12,13 @@ from beam_pipeline.errors import UsageError
 from beam_pipeline.schema.manifest import FOREIGN_KEY
 from beam_pipeline.text import first_few
 from reader.info import DatasetInfo
-from reader.select import Classes, Selection, read_columns, select
+from reader.select import Classes, Selection, select
 from reader.splits import overlap
+from reader.tables import read_columns
 
 NO_VALIDATION = "none"
 EVAL_SPLITS = "validation", "val"
-_HELD_OUT, _ONE_IN = "90%", 10  # the last tenth, or every tenth run of 64 records
+_HELD_OUT, _HOLDOUT_STRIDE = "90%", 10  # the last tenth, or every tenth run of 64 records
 
 
 class Data(NamedTuple):
@@ -104,8 +105,8 @@ def _every_tenth_run(info: DatasetInfo, split: str, classes: Classes) -> tuple[S
     first, mask = info.run_table(split).first, selection.mask()
     numbers = np.arange(len(mask))
     runs = np.searchsorted(first, numbers, "right") - 1
-    unit = "run" if len(first) > _ONE_IN else "record"
-    held = (runs if unit == "run" else numbers) % _ONE_IN == _ONE_IN - 1
+    unit = "run" if len(first) > _HOLDOUT_STRIDE else "record"
+    held = (runs if unit == "run" else numbers) % _HOLDOUT_STRIDE == _HOLDOUT_STRIDE - 1
     parts = [mask & ~held, mask & held]
     if not all(map(np.any, parts)):
         return None

@@ -14,7 +14,7 @@ import keras
 
 from beam_pipeline.errors import ImageShardsError, UsageError
 from beam_pipeline.text import one_line, plural
-from reader.position import tensorflow_worker
+from reader.hosts import tensorflow_worker
 from reader.training.options import TrainOptions, check_backend
 
 _BFLOAT16_FROM, _FLOAT16_FROM = (8, 0), (7, 0)  # compute capabilities of GPUs that are faster so

@@ -19,12 +19,13 @@ from beam_pipeline.errors import UsageError
 from beam_pipeline.images import FLAG_NAMES, ImageOptions
 from beam_pipeline.schema.manifest import FOREIGN_KEY
 from beam_pipeline.text import first_few, plural
-from reader.batches import EvalBatches, eval_batches
+from reader.batches import eval_batches
 from reader.features import features_of
+from reader.hosts import integer
 from reader.info import DatasetInfo, as_info
-from reader.position import integer
-from reader.select import Classes, Selection, new_names
+from reader.select import Classes, Selection, as_renames
 from reader.splits import overlap
+from reader.stream import EvalBatches
 from reader.tools.show import tiled
 from reader.training import pictures
 from reader.training.data import EVAL_SPLITS, choose_data
@@ -172,12 +173,12 @@ def _default_split(run: Run, info: DatasetInfo, classes: Classes) -> tuple[str, 
 def _classes(run: Run, info: DatasetInfo, given: Classes) -> Mapping[str, str] | None:
     """The `classes` to read with, as `train_batches` takes them."""
     names = given or run.configuration.get("classes") or {name: name for name in info.classes}
-    new = new_names(names)
+    new = as_renames(names)
     if given is None:
         new = {name: label for name, label in new.items() if name in info.classes}
     if unknown := sorted({*new.values()} - {*run.classes}) or (not new and [*info.classes]):
         fix = "leave them out or rename them with --classes NAMES, such as cat or tabby=cat"
-        raise UsageError(f"the run knows no class {first_few(unknown)}, it has {first_few(run.classes)}: {fix}")
+        raise UsageError(f"the run has no class {first_few(unknown)}, only {first_few(run.classes)}: {fix}")
     return None if new == {name: name for name in info.classes} else new
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -59,12 +58,12 @@ class Inputs:
         return self._train.start
 
     def training(self, position: Position, steps: int) -> Any:
-        """The next steps' batches, for `fit`; not more than an epoch's."""
+        """The batches of the steps that are left of the position's epoch, for `fit`."""
 
         def batches() -> Iterator[Any]:
             """Begins at the position whenever it is called: Keras takes a batch to look at, and begins again."""
             start, free = time.perf_counter(), _BEGINNING_S
-            for batch in itertools.islice(self._train.at(position), steps):
+            for batch in self._train.at(position):
                 self.waited_s += max(0.0, time.perf_counter() - start - free)
                 yield batch
                 start, free = time.perf_counter(), 0.0

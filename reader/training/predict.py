@@ -16,9 +16,9 @@ from beam_pipeline.errors import Reject, StorageError, UsageError
 from beam_pipeline.images import check_size
 from beam_pipeline.images.formats import EXTENSIONS
 from beam_pipeline.text import name_line, one_line, plural
+from reader.hosts import integer
 from reader.machine import cpu_count
 from reader.pixels import Pixels
-from reader.position import integer
 from reader.preprocess import PhotoError, why
 from reader.training.run import Run, as_run
 
@@ -28,7 +28,7 @@ _BATCHES_AHEAD = 2  # that are prepared while the model has another
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """What the model says of a photo.
+    """The prediction for a photo.
 
     Attributes:
         file: the photo, as it was given, or below the folder that was given.

@@ -59,7 +59,7 @@ class _Document(Struct):
 
 
 class Run:
-    """A finished training, ready to be asked. Made by `load_run`; for any number of threads.
+    """A finished run, ready for inference. Made by `load_run`; for any number of threads.
 
     Attributes:
         url: its folder, as it was given.
@@ -126,7 +126,7 @@ def load_run(run: str | os.PathLike[str], *, model: str | None = None) -> Run:
         fix = f"it was written by an earlier version, or edited ({one_line(error)}): train again"
         raise UsageError(f"{given}: its {RUN_FILE} doesn't say how photos are prepared: {fix}") from None
     if not document["finished"]:
-        raise ImageShardsError(f"{given}: this training isn't finished: run the same imageshards train command again")
+        raise ImageShardsError(f"{given}: this run isn't finished: run the same imageshards train command again")
     try:
         classes = tuple(store.read(storage.join(url, LABELS_FILE)).decode().split("\n")[:-1])
     except UnicodeDecodeError:

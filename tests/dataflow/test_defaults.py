@@ -56,13 +56,6 @@ def test_slots_cover_the_shards_and_no_worker_gets_more_than_its_share(shards: i
     assert min(slots, shards) <= share + max(1, cores - 1)  # slots come in multiples of the cores
 
 
-@given(st.integers(1, 32 * 4 * MOST_THREADS))
-def test_no_worker_of_the_default_gets_one_more_than_its_share(shards: int) -> None:
-    workers, threads = dataflow.fleet_size(shards, cores=4, most_workers=32)
-    assert workers * 4 * threads >= shards
-    assert min(4 * threads, shards) <= ceil(shards / workers) + 1
-
-
 @pytest.mark.parametrize(
     ("flag", "name"),
     [

@@ -17,7 +17,6 @@ import beam_pipeline
 from beam_pipeline import storage
 from beam_pipeline.cli import dataflow
 from beam_pipeline.conversion import fetch
-from beam_pipeline.errors import StorageError
 from tests import make
 from tests.dataflow.api import FakeDataflow, Message, Step
 from tests.dataflow.cloud import IMAGE, Cloud, told
@@ -121,14 +120,6 @@ def test_two_datasets_with_the_same_options_are_two_jobs(api: FakeDataflow, one:
     assert fleets == [1, 10]
 
 
-@pytest.mark.parametrize("code", [403, 409])  # others: test_watch.py
-def test_a_refused_submission_is_one_line(api: FakeDataflow, one: Cloud, code: int) -> None:
-    api.create_errors = [code]
-    finished = one.run()
-    assert (finished.code, finished.out) == (1, "")
-    assert told(finished.err) == [BEGIN, f"error: {FAILURES[code]}; nothing was started"]
-
-
 def test_a_service_that_fails_is_asked_again_by_beam_for_half_a_minute(api: FakeDataflow, one: Cloud) -> None:
     api.create_errors = [RESET, 500, 500, 500]
     finished = one.run()
@@ -228,13 +219,6 @@ def test_a_process_decodes_with_few_threads_as_there_is_one_for_each_core(
     finished = one.run(*flags)
     assert (finished.code, used) == (0, {threads})
     assert ("  --decode_threads=2" in finished.err.splitlines()) is (not flags)
-
-
-def test_a_plan_that_failed_is_not_said_to_have_started_nothing(api: FakeDataflow, one: Cloud) -> None:
-    text = make.told_by_worker(StorageError("gs://in: permission denied"))
-    api.steps = [Step("FAILED", (Message("ERROR", text), LAST))]
-    finished = one.run("--plan_only")
-    assert (finished.code, told(finished.err)[-1]) == (1, "error: gs://in: permission denied")
 
 
 def test_another_list_of_images_to_leave_out_is_another_job_and_workers_read_it(api: FakeDataflow, one: Cloud) -> None:

@@ -195,7 +195,7 @@ def test_without_locks_a_warning_says_so_and_the_claim_alone_decides(
     lock(tmp_path).check()
     prepare(some, PLAN)
     one.release()
-    assert prepare(config(tmp_path), PLAN) == some.run_id
+    assert prepare(config(tmp_path), PLAN) == some.context.id
     with pytest.raises(ClaimedError, match=RESTART):
         prepare(config(tmp_path), OTHER)
 
@@ -246,11 +246,11 @@ def test_who_may_write(
     output = str(tmp_path) if place == "local" else f"gs://{gcs.new_bucket()}"
     expected = here if place == "local" else in_a_store
     before, after = config(output), config(output, **({flag: True} if flag else {}))
-    locks = {run.run_id: VersionLock(run) for run in (before, after)}
+    locks = {run.context.id: VersionLock(run) for run in (before, after)}
 
     def begin(run: Config, plan: object, is_command: bool) -> str:
         if is_command:
-            locks[run.run_id].acquire()
+            locks[run.context.id].acquire()
         return prepare(run, plan)
 
     def begin_first() -> None:
@@ -266,7 +266,7 @@ def test_who_may_write(
         JobState(before).check()
     else:
         run = begin(after, plan, second == "command")
-        assert run == (before if expected == "joins" else after).run_id
+        assert run == (before if expected == "joins" else after).context.id
         assert begin(after, plan, is_command=False) == run, "a repeated step changes nothing"
         JobState(after, run).check()
         if expected == "replaces":
@@ -333,7 +333,7 @@ def few(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make.class_folders(tmp_path_factory.mktemp("few"), {"ant": 3})
 
 
-COMMANDS = ((), ("--overwrite",), ("--restart",), ("--repair",), ("--seed", "1"), ("--direct_num_workers", "2"))
+COMMANDS = ((), ("--overwrite",), ("--repair",), ("--seed", "1"))
 
 
 def test_no_command_touches_a_local_version_that_another_one_writes(few: Path, tmp_path: Path) -> None:
@@ -342,7 +342,7 @@ def test_no_command_touches_a_local_version_that_another_one_writes(few: Path, t
     with holder(tmp_path) as child:
         for is_published in (True, False):
             before = make.files(tmp_path)
-            for flags in COMMANDS:
+            for flags in COMMANDS if is_published else [("--restart",)]:
                 arguments = ["--input", str(few), "--output", str(tmp_path), "--name", "photos", *flags]
                 ended = subprocess.run([sys.executable, "-c", WRITE, *arguments], capture_output=True, text=True)
                 assert (ended.returncode, ended.stdout, ended.stderr.count("\n")) == (1, "", 1), ended.stderr
@@ -353,25 +353,14 @@ def test_no_command_touches_a_local_version_that_another_one_writes(few: Path, t
         assert make.job(few, tmp_path, "--preflight", "--repair").code == 0, "what only reads may run"
         assert make.job(few, tmp_path, "--plan_only").code == 0
         child.kill()
-    for flags in (("--repair",), *COMMANDS[1:3], ()):
+    for flags in (("--repair",), ("--restart",)):
         (version / "features.json").unlink(missing_ok=True)
         assert make.job(few, tmp_path, *flags).code == 0
         assert (version / "features.json").exists()
         assert not (tmp_path / "photos/_state").exists()
 
 
-def test_after_a_job_of_another_plan_died_the_command_names_restart_which_publishes(gcs: Gcs, few: Path) -> None:
-    output = f"gs://{(name := gcs.new_bucket())}"
-    job(output).acquire("plan")
-    finished = make.job(few, output)
-    assert (finished.code, finished.err.count("\n")) == (1, 1)
-    assert finished.err.endswith("--restart (in Python restart=True) discards what it has written\n")
-    assert make.job(few, output, "--restart").out.startswith("published")
-    assert make.job(few, output, "--restart").out.startswith("already published")
-    assert not any("_state" in file for file in gcs.names(name))
-
-
 def test_a_run_survives_copies_of_its_configuration_and_is_no_part_of_it() -> None:
     one, other = (Config(input="/in", output="/out", name="x") for _ in range(2))
-    assert dataclasses.replace(one, seed=1).run_id == one.run_id != other.run_id
+    assert dataclasses.replace(one, seed=1).context.id == one.context.id != other.context.id
     assert one == other, "the same configuration"

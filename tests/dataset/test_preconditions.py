@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from beam_pipeline import schema
 from tests import make
 from tests.dataset.conftest import again
 from tests.servers import Gcs
@@ -50,23 +49,7 @@ def test_objects_of_others_are_refused_and_left_alone(photos: Path, gcs: Gcs) ->
     assert gcs.names(bucket) == ["out/photos/1.0.0/notes.txt"]
 
 
-@pytest.mark.parametrize("damage", ["flipped", "gone"])
-def test_repair_of_a_manifest_leaves_files_of_others(photos: Path, original: Path, version: Path, damage: str) -> None:
-    mine = ("notes.txt", "drafts/1.txt", "index/notes.txt", "pics-train.tfrecord-00000-of-00001")
-    for name in mine:
-        (version / name).parent.mkdir(exist_ok=True)
-        (version / name).write_text("keep")
-    (version / "photos-train.tfrecord-00007-of-00009").write_text("of an older plan")
-    if damage == "flipped":
-        make.flip_byte(version / schema.MANIFEST_FILE)
-    else:
-        (version / schema.MANIFEST_FILE).unlink()
-    finished = again(photos, version, "--repair")
-    assert finished.code == 0, finished.err
-    assert make.same_each_time(version) == make.same_each_time(original) | dict.fromkeys(mine, b"keep")
-
-
-@pytest.mark.parametrize("name", ["manifest.json", "dataset_info.json", "index"])
+@pytest.mark.parametrize("name", ["manifest.json", "index"])
 def test_overwrite_deletes_everything_there(photos: Path, original: Path, version: Path, name: str) -> None:
     shutil.rmtree(version / "index")
     if name == "index":

@@ -62,7 +62,7 @@ def put(config: Config, *names: str) -> None:
 
 def another(config: Config, **more: bool) -> Config:
     """Of another job of the same version."""
-    return dataclasses.replace(config, run_id=uuid.uuid4().hex, **more)
+    return dataclasses.replace(config, **more).in_run(id=uuid.uuid4().hex)
 
 
 def save_sidecar(state: JobState) -> None:
@@ -87,19 +87,6 @@ def test_every_part_of_a_plan_is_in_its_hash() -> None:
 # --- making the output ready
 
 
-def test_preparing_again_with_the_same_plan_keeps_finished_shards(config: Config) -> None:
-    again = dataclasses.replace(config, restart=True)  # which discards what was there before, not what came
-    prepare(again, PLAN)
-    state = JobState(again)
-    assert state.exists()
-    save_sidecar(state)
-    put(config, NAME.file)
-    before = files(config)
-    prepare(again, PLAN)
-    assert files(config) == before
-    assert ShardFiles(config, NAME).read_sidecar() is not None
-
-
 @pytest.mark.parametrize(("flag", "plan"), [("overwrite", OTHER), ("restart", OTHER), ("restart", PLAN)])
 def test_another_plan_or_restart_voids_all_that_was_written(config: Config, flag: str, plan: Plan) -> None:
     prepare(config, PLAN)
@@ -110,12 +97,6 @@ def test_another_plan_or_restart_voids_all_that_was_written(config: Config, flag
     kept = {"photos/1.0.0/notes.txt"} if flag == "restart" else set()
     assert files(config) == {*EMPTY, *kept, "photos/2.0.0/manifest.json"}, "only --overwrite deletes the user's files"
     assert ShardFiles(config, NAME).read_sidecar() is None
-
-
-def test_overwrite_deletes_files_of_others_where_there_is_nothing_else(config: Config) -> None:
-    put(config, "notes.txt", "drafts/1.txt", "index/notes.txt")
-    prepare(dataclasses.replace(config, overwrite=True), PLAN)
-    assert files(config) == EMPTY
 
 
 def test_overwrite_follows_the_link_of_a_version_and_none_inside_it(local: Config, tmp_path: Path) -> None:

@@ -13,9 +13,7 @@ from pathlib import Path
 
 import google_crc32c
 import msgspec
-import numpy as np
 import pytest
-from PIL import Image
 
 from beam_pipeline import images, schema
 from beam_pipeline.config import Config
@@ -226,15 +224,6 @@ def test_an_exception_in_the_middle_leaves_no_object_and_no_temporary_file(
     assert google_crc32c.value(data) == job.sidecar.shard.crc32c
 
 
-def test_a_failed_upload_leaves_no_object_no_sidecar_and_no_temporary_file(
-    photos: Path, gcs: Gcs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    with pytest.raises((FileNotFoundError, ImageShardsError)):
-        Job(config(photos, "gs://no-such-bucket-at-all/out")).write()
-    assert list(tmp_path.iterdir()) == []
-
-
 # --- rejects
 
 
@@ -251,12 +240,6 @@ def test_what_vanished_or_changed_is_a_reject(job: Job) -> None:
     assert rejected["ant/gone.jpg"][0] == "vanished"
     expected = f"listed with {refs[1].source_bytes} bytes, read {refs[1].source_bytes - 1}"
     assert rejected[refs[1].path] == ("changed", expected)
-
-
-def test_rejects_are_lines_in_the_order_of_the_records(job: Job) -> None:
-    broken = [ref._replace(path=f"{ref.path}.gone") for ref in job.refs]
-    job.write(broken)
-    assert [line.path for line in job.sidecar.rejected] == in_order(broken)
 
 
 def convert_one(some: Config, ref: ImageRef) -> Converted[bytes]:
@@ -323,15 +306,6 @@ def test_counts_of_parts_add_up(job: Job) -> None:
 
 
 # --- sizes and gzip
-
-
-def test_sizes_of_mixed_images_are_the_extremes_of_each_side(tmp_path: Path) -> None:
-    (folder := tmp_path / "in" / "a").mkdir(parents=True)
-    for number, size in enumerate([(10, 30), (20, 20), (30, 10), (15, 15)]):
-        Image.fromarray(np.zeros((size[1], size[0], 3), np.uint8)).save(folder / f"{number}.png")
-    job = Job(config(tmp_path / "in", tmp_path / "out", image_size="none"), "a")
-    job.write()
-    assert (job.sidecar.counts.min_size, job.sidecar.counts.max_size) == ((10, 10), (30, 30))
 
 
 def test_a_gzip_shard_holds_the_plain_shards_bytes_and_tensorflow_reads_it(job: Job, tmp_path: Path) -> None:

@@ -3,9 +3,9 @@
     python -m tests.faults.race --rounds 40
 
 fails unless each time there is one valid version with no file of another plan, and it is that of the job which was the
-last to say "published". First each kind of upload of the first job is held until the second has taken over. Then each
-job reaches the server by a proxy of its own, which delays every request, by up to 120 ms; every second round the first
-job has `--overwrite` too.
+last to say "published". First each kind of upload of the first job is held until the second has taken over, and the
+second's claim until the first has published. Then each job reaches the server by a proxy of its own, which delays every
+request, by up to 120 ms; every second round the first job has `--overwrite` too.
 """
 
 from __future__ import annotations
@@ -45,6 +45,7 @@ HELD = {
     "metadata": r"^POST .*/features\.json",
     "its manifest": r"^POST .*/manifest\.json",
 }
+_OVERTAKEN = "the claim"
 _LOST = ("another job has taken over this version; this one stops", "with other images or flags: wait until it")
 
 
@@ -138,6 +139,26 @@ def hold(images: Path, output: Output, held: str, expected: str) -> None:
     assert check(output) == expected
 
 
+def overtake(images: Path, output: Output, hashes: tuple[str, str]) -> None:
+    """The first job publishes just before the second takes the claim; or raises AssertionError."""
+    upstream = str(output.server)
+    with (
+        servers.serving(Holding(upstream, FIRST_SHARD)) as of_first,
+        servers.serving(Holding(upstream, CLAIM, number=2)) as of_second,  # first it asks for one that nobody has
+    ):
+        first = Job(images, through(output, of_first), more=FIRST)
+        assert of_first.is_held.wait(60), first.result()
+        second = Job(images, through(output, of_second), more=SECOND)
+        assert of_second.is_held.wait(60), second.result()
+        of_first.release.set()
+        assert first.result().code == 0
+        assert check(output) == hashes[0]
+        of_second.release.set()
+        won = second.result()
+    assert won.code == 0, won
+    assert check(output) == hashes[1]
+
+
 def race(images: Path, output: Output, hashes: tuple[str, str], chance: random.Random, both: bool) -> str:
     """One round; returns what was seen, or raises AssertionError."""
     apart_s = chance.uniform(0, 2)
@@ -181,10 +202,12 @@ def main() -> int:
             expected_hash(images, _place(server, "first"), FIRST),
             expected_hash(images, _place(server, "second"), SECOND),
         )
-        for number, name in enumerate([*HELD, *[""] * flags.rounds], start=1):
+        for number, name in enumerate([_OVERTAKEN, *HELD, *[""] * flags.rounds], start=1):
             place = _place(server, str(number))
             try:
-                if name:
+                if name == _OVERTAKEN:
+                    overtake(images, place, hashes)
+                elif name:
                     hold(images, place, HELD[name], hashes[1])
                 seen = name or race(images, place, hashes, chance, both=number % 2 == 0)
             except AssertionError as error:

@@ -1,4 +1,4 @@
-"""A kill and two collisions; `make soak` has more kills, `python -m tests.faults.steps` and `… .collide` have many."""
+"""A kill and two collisions; `make soak` has more; `python -m tests.faults.steps`, `race` and `collide` have many."""
 
 from __future__ import annotations
 
@@ -74,14 +74,19 @@ def test_workers_end_with_a_launcher_that_is_killed(images: Path, tmp_path: Path
     assert not left, "a worker is left after 30 s"
 
 
+# Fewer rounds than each has by itself.
+PROGRAMS = ("steps --steps 1", "race --rounds 2", "collide --runs 50 --kinds local", "collide --runs 4 --kinds gs")
+
+
 @pytest.mark.soak
+@pytest.mark.parametrize("program", PROGRAMS)
 @pytest.mark.skipif(servers.fake_gcs_binary() is None, reason=servers.HOW_TO_ENABLE)
-def test_after_a_kill_at_any_step_the_same_command_gives_the_same_bytes_and_leaves_nothing() -> None:
-    # One step of each case, of which some are killed twice; without --steps it is all of them.
-    command = [sys.executable, "-m", "tests.faults.steps", "--steps", "1"]
+def test_kills_at_single_steps_takeovers_and_collisions_lose_nothing_and_leave_nothing(program: str) -> None:
+    name, *flags = program.split()
+    command = [sys.executable, "-m", f"tests.faults.{name}", *flags]
     done = subprocess.run(command, cwd=make.ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stdout.count("killed at 1 of ") == len(steps.CASES)
+    assert name != "steps" or done.stdout.count("killed at 1 of ") == len(steps.CASES)
 
 
 def test_a_kill_between_publishing_and_tidying_leaves_nothing_after_the_same_command(
@@ -106,9 +111,8 @@ def test_of_two_commands_one_publishes_and_the_other_says_at_once_that_it_does_n
     collide.collide(images, Output(str(tmp_path / "out")), both, apart_s, tmp_path / "scratch", more)
 
 
-@pytest.mark.parametrize("more", [(), collide.OTHER], ids=str)
-def test_after_a_kill_under_another_host_name_and_in_another_pid_space_any_command_goes_on(
-    images: Path, expected: Reference, other: Reference, tmp_path: Path, more: tuple[str, ...]
+def test_after_a_kill_under_another_host_name_and_in_another_pid_space_the_same_command_goes_on(
+    images: Path, expected: Reference, tmp_path: Path
 ) -> None:
     if not collide.elsewhere():
         pytest.skip("unshare isn't allowed here")
@@ -118,16 +122,7 @@ def test_after_a_kill_under_another_host_name_and_in_another_pid_space_any_comma
     job.kill()
     finished = output.finished_shards()
     assert 3 <= len(finished) < 16, "killed too late to show anything"
-    result = Job(images, output, more=more).result()
+    result = Job(images, output).result()
     assert (result.code, "error" in result.err) == (0, False), result
-    {(): expected, collide.OTHER: other}[more].check(output, tmp_path / "scratch")
-    assert more or finished.items() <= output.files().items(), "written again"
-
-
-@pytest.mark.soak
-@pytest.mark.parametrize(("kind", "runs"), [("local", 50), ("gs", 4)])
-@pytest.mark.skipif(servers.fake_gcs_binary() is None, reason=servers.HOW_TO_ENABLE)
-def test_two_commands_begun_together_publish_the_bytes_of_one_alone(kind: str, runs: int) -> None:
-    command = [sys.executable, "-m", "tests.faults.collide", "--runs", str(runs), "--kinds", kind]
-    done = subprocess.run(command, cwd=make.ROOT, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout + done.stderr
+    expected.check(output, tmp_path / "scratch")
+    assert finished.items() <= output.files().items(), "written again"

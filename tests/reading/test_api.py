@@ -28,7 +28,7 @@ FRAMEWORKS = "tensorflow,jax,torch,keras,apache_beam"
 NAMES = """
 DatasetInfo Position TrainOptions __version__ as_jax as_tf as_torch augment bench decode diff duplicates
 eval_batches eval_dataset evaluate image_files_dataset index keras load_info load_run predict record_dataset records
-rejects show torch train train_batches train_dataset verify
+rejects show train train_batches train_dataset verify
 """
 
 
@@ -41,17 +41,12 @@ def info(tmp_path_factory: pytest.TempPathFactory) -> reader.DatasetInfo:
 def builders() -> list[Any]:
     """What reads a split, by the one size that it needs."""
     found: list[Any] = [reader.train_batches, reader.eval_batches]
-    for package, names in (("tensorflow", ["train_dataset", "eval_dataset"]), ("torch", ["torch"])):
-        if importlib.util.find_spec(package):
-            found += [getattr(reader, name) for name in names]
-    return [one.ShardDataset if inspect.ismodule(one) else one for one in found]
+    if importlib.util.find_spec("tensorflow"):
+        found += [reader.train_dataset, reader.eval_dataset]
+    return found
 
 
 BUILDERS = pytest.mark.parametrize("build", builders(), ids=lambda build: build.__name__)
-
-
-def size_of_batch(build: Any, size: Any = 4) -> dict[str, Any]:
-    return {"batch_size" if build.__name__ == "ShardDataset" else "global_batch_size": size}
 
 
 def test_dir_shows_the_api_and_nothing_else() -> None:
@@ -63,11 +58,11 @@ def test_dir_shows_the_api_and_nothing_else() -> None:
 
 def test_everything_public_says_what_it_does() -> None:
     keras = dict.fromkeys(("train", "keras", "evaluate", "predict", "load_run"), "keras")
-    needs = {**keras, "as_jax": "jax", "as_torch": "torch", "torch": "torch"}
+    needs = {**keras, "as_jax": "jax", "as_torch": "torch"}
     absent = {name for name, module in needs.items() if importlib.util.find_spec(module) is None}
     for name in {*reader.__all__} - {"__version__"} - absent:
         thing = getattr(reader, name)
-        names = getattr(thing, "__all__", ["ShardDataset", "loader"]) if inspect.ismodule(thing) else []
+        names = getattr(thing, "__all__", []) if inspect.ismodule(thing) else []
         for one in (thing, *(getattr(thing, inner) for inner in names)):
             doc = inspect.getdoc(one) or ""
             if not (inspect.isfunction(one) or inspect.isclass(one) or inspect.ismodule(one)):
@@ -87,7 +82,7 @@ reader.train_batches, reader.eval_batches, reader.load_info, reader.augment.flip
 info = reader.load_info(sys.argv[1])
 batches = reader.train_batches(info, "train", global_batch_size=8, augment=reader.augment.flip_crop)
 print(sum(len(labels) for _, labels in batches), sorted(set(sys.argv[2].split(",")) & set(sys.modules)))
-for name in ("train_dataset", "as_jax", "torch", "record_dataset", "train"):
+for name in ("train_dataset", "as_jax", "as_torch", "record_dataset", "train"):
     try:
         getattr(reader, name)
     except ModuleNotFoundError as error:
@@ -103,7 +98,7 @@ def test_reading_needs_no_framework_and_names_the_extra_that_brings_one(
         "56 []",
         "train_dataset TensorFlow is not installed: pip install 'imageshards[tensorflow]'",
         "as_jax JAX is not installed: pip install 'imageshards[jax]'",
-        "torch PyTorch is not installed: pip install 'imageshards[torch]'",
+        "as_torch PyTorch is not installed: pip install 'imageshards[torch]'",
         "record_dataset TensorFlow is not installed: pip install 'imageshards[tensorflow]'",
         "train Keras is not installed: pip install 'imageshards[train]'",
     ]
@@ -144,7 +139,7 @@ def test_a_verb_is_a_function_whatever_was_imported_before() -> None:
 @BUILDERS
 def test_a_dataset_is_given_by_its_info_or_its_url_or_its_path(info: reader.DatasetInfo, build: Any) -> None:
     for given in (info, info.url, Path(info.url), f"file://{info.url}", f"{info.url}/"):
-        assert len(build(given, "train", **size_of_batch(build))) in (15, 16)
+        assert len(build(given, "train", global_batch_size=4)) in (15, 16)
 
 
 def test_batches_are_shown_in_one_line(info: reader.DatasetInfo) -> None:
@@ -170,7 +165,7 @@ def test_what_is_no_dataset_is_told_in_one_line(tmp_path: Path, build: Any) -> N
         ("ftp://host/photos", r"^ftp://host/photos: no such storage; use a local path, gs://, s3:// or az://"),
     ):
         with pytest.raises((NotPublishedError, UsageError), match=message) as caught:
-            build(given, "train", **size_of_batch(build))
+            build(given, "train", global_batch_size=4)
         assert "\n" not in str(caught.value)
 
 
@@ -224,13 +219,13 @@ def test_a_wrong_argument_is_named_in_one_line(
         return  # it has no such argument
     split, size = options.pop("split", "train"), options.pop("size", 4)
     with pytest.raises(ValueError, match=message) as caught:
-        build(info, split, **size_of_batch(build, size), **options)
+        build(info, split, global_batch_size=size, **options)
     assert "\n" not in str(caught.value) and len(str(caught.value)) < 300
 
 
 @BUILDERS
 def test_features_may_come_from_any_iterable(info: reader.DatasetInfo, build: Any) -> None:
-    inputs, *_ = next(iter(build(info, "train", features=(name for name in ["size"]), **size_of_batch(build))))
+    inputs, *_ = next(iter(build(info, "train", features=(name for name in ["size"]), global_batch_size=4)))
     assert list(inputs) == ["image", "size"] and np.asarray(inputs["size"]).tolist() == [[16, 24]] * 4
 
 

@@ -14,8 +14,8 @@ import pytest
 
 import reader
 from beam_pipeline.schema import RUN_DTYPE
+from reader.balance import Balance, Weights, counts
 from reader.runs import RunTable, SelectedTable
-from reader.select import Balance, Weights, counts
 from tests.reading import shards, slow_order
 from tests.reading.golden.dataset import IMAGES
 from tests.reading.golden.observe import write_seed

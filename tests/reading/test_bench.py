@@ -38,7 +38,7 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> str:
 FEW = ["--images", "80", "--batch_size", "16", "--image_size", "32", "--repeats", "2"]
 CACHED = ["individual files, cached in memory", "individual files, cached on disk"]
 TUTORIAL = ["GZIP shards, the tutorial's way", "plain shards, the tutorial's way"]
-DOORS = ["train_dataset (TensorFlow)", "torch.loader (PyTorch)"]
+DOORS = ["train_dataset (TensorFlow)", "as_torch (PyTorch)"]
 OURS = [
     f"{name}{work}"
     for work in ("", ", flip_crop", ", random_resized_crop")

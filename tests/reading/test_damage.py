@@ -180,7 +180,7 @@ def test_substitutes_depend_on_no_batch_host_thread_or_resume(folder: Path, monk
     expected = rows(batches)
     position = reader.Position.from_json(batches.position_at(5).to_json())
     assert rows(train(folder, position=position, **augment))[: RECORDS - 5 * 32] == expected[5 * 32 :]
-    monkeypatch.setattr("reader.batches.cpu_count", lambda: 16)
+    monkeypatch.setattr("reader.stream.cpu_count", lambda: 16)
     for hosts in (1, 2, 3, 4):
         some = (train(folder, batch=8 * hosts, host=(host, hosts), seed=4, **augment) for host in range(hosts))
         found = Counter(row for batches in some for row in rows(batches))

@@ -129,9 +129,6 @@ def test_every_byte_of_two_epochs_is_the_same_on_every_door(info: reader.Dataset
         if hosts == 1:  # JAX reads with the processes of its mesh
             arrays = reader.as_jax(reader.train_batches(info, "train", features=FIXED, **options), DEVICE)
             assert only(FIXED, list(rows(epochs(arrays)))) == only(FIXED, seen)
-        del options["global_batch_size"], options["host"]
-        more = {"rank": host, "world_size": hosts, "batch_size": HOST_BATCH}
-        assert list(rows(epochs(reader.torch.ShardDataset(info, "train", features=NAMES, **more, **options)))) == seen
 
 
 @pytest.mark.parametrize("hosts", [1, 3])
@@ -147,10 +144,9 @@ def test_every_byte_of_evaluation_is_the_same_on_every_door(info: reader.Dataset
             arrays = reader.as_jax(reader.eval_batches(info, "train", features=FIXED, **options), DEVICE)
             assert only(FIXED, list(rows(arrays))) == only(FIXED, seen)
         counted = [row for row in seen if np.frombuffer(row["its weight"][2], np.float32)[0]]
-        dataset = reader.torch.ShardDataset(
-            info, "train", batch_size=7, shuffle=False, rank=host, world_size=hosts, features=NAMES, image_size=size
-        )
-        assert list(rows(dataset)) == counted
+        unpadded = {"features": NAMES, "pad": False, **options}
+        assert list(rows(reader.as_torch(reader.eval_batches(info, "train", **unpadded)))) == counted
+        assert list(rows(reader.eval_dataset(info, "train", **unpadded))) == counted
         names += [row["filename"].decode() for row in counted]
     assert sorted(int(name[-10:-4]) for name in names) == list(range(RECORDS))
 
@@ -182,7 +178,10 @@ def test_batches_that_are_kept_stay_as_they_were_on_every_door(info: reader.Data
         (dataset.unbatch().batch(5), np.asarray),
         (reader.train_batches(info, "train", global_batch_size=8, **options), lambda images: images[2:5][:, 1:]),
         (reader.as_jax(reader.train_batches(info, "train", global_batch_size=8, **options), DEVICE), np.asarray),
-        (reader.torch.ShardDataset(info, "train", batch_size=8, **options), lambda images: images[2:5].numpy()),
+        (
+            reader.as_torch(reader.train_batches(info, "train", global_batch_size=8, **options)),
+            lambda images: images[2:5].numpy(),
+        ),
     ):
         kept, copies = [], []
         for images, *_ in door:
@@ -193,23 +192,3 @@ def test_batches_that_are_kept_stay_as_they_were_on_every_door(info: reader.Data
             pass
         assert len(kept) >= 15
         assert all(map(np.array_equal, kept, copies))
-
-
-def test_a_state_that_was_saved_on_one_door_goes_on_on_every_other(info: reader.DatasetInfo) -> None:
-    def doors() -> list[Any]:
-        some = [reader.train_batches(info, "train", global_batch_size=HOST_BATCH, seed=SEED) for _ in range(3)]
-        return [some[0], reader.as_jax(some[1], DEVICE), reader.as_torch(some[2])]
-
-    def drawn(batches: Iterable[Any]) -> list[Any]:
-        return [row["image"] for row in rows(batches)]
-
-    stream = drawn(epochs(doors()[0], 3))
-    for saving in doors():
-        assert len(drawn(saving)) == len(saving) * HOST_BATCH
-        iterator = iter(saving)
-        begin = len(drawn(itertools.islice(iterator, 5))) + len(saving) * HOST_BATCH
-        for door in doors():
-            resumed = iter(door)
-            resumed.set_state(iterator.get_state())
-            assert resumed.state_dict() == iterator.state_dict()
-            assert drawn(resumed) + drawn(door) == stream[begin:]

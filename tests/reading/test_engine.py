@@ -195,7 +195,7 @@ def test_any_sizes_give_the_same_bytes_with_any_number_of_threads(
 ) -> None:
     found = []
     for threads in (1, 3, 32):
-        monkeypatch.setattr("reader.batches.cpu_count", lambda threads=threads: threads)
+        monkeypatch.setattr("reader.stream.cpu_count", lambda threads=threads: threads)
         batches = train(info, batch, augment=reader.augment.flip_crop, **more)
         evals = reader.eval_batches(info, "train", global_batch_size=batch, features=["filename"])
         names = [name for inputs, _, weights in evals for name in inputs["filename"][weights > 0]]

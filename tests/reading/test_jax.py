@@ -12,7 +12,6 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 import reader
@@ -83,7 +82,7 @@ for name in ("filename", "scores"):
 lines(lambda: reader.as_jax(train(), "data"))
 lines(lambda: reader.as_jax(train().repeat(), mesh)); lines(lambda: reader.as_jax("gs://b", mesh))
 
-class Counting(reader.batches.TrainBatches):
+class Counting(reader.stream.TrainBatches):
     \"\"\"Batches that tell how many were taken.\"\"\"
     taken = 0
     def read(self, *arguments):
@@ -99,13 +98,13 @@ wanted = 0
 try:
     for _ in corrupt:
         wanted += 1
-except reader.batches.ImageShardsError as error:
+except reader.stream.ImageShardsError as error:
     print(wanted > 3, str(error).rpartition("/")[2])
 count = 0
 try:
     for _ in reader.as_jax(corrupt, mesh):
         count += 1
-except reader.batches.ImageShardsError as error:
+except reader.stream.ImageShardsError as error:
     print(count == wanted, str(error).rpartition("/")[2])
 """
 
@@ -147,44 +146,6 @@ def test_batches_of_another_host_are_refused(info: reader.DatasetInfo) -> None:
         with pytest.raises(UsageError, match=rf"^the batches are those of host {host} of 3, but the mesh gives"):
             reader.as_jax(batches, mesh)
     assert len(reader.as_jax(reader.train_batches(info, "train", global_batch_size=30, host=(0, 1)), meshes[0])) == 3
-
-
-@needs_jax
-def test_a_state_counts_what_was_handed_out_and_resumes_exactly(info: reader.DatasetInfo) -> None:
-    import jax
-
-    sharding = jax.sharding.SingleDeviceSharding(jax.devices("cpu")[0])
-    options: dict[str, Any] = {"global_batch_size": 9, "features": ["number"]}  # 11 batches and a record
-
-    def arrays() -> Any:
-        return reader.as_jax(reader.train_batches(info, "train", **options), sharding)
-
-    def numbers(batches: Any) -> list[list[int]]:
-        return [np.asarray(inputs["number"]).tolist() for inputs, _ in batches]
-
-    stream = numbers(itertools.islice(reader.train_batches(info, "train", **options).repeat(), 44))
-    for steps in (0, 1, 4, 10, 11):
-        iterator = iter(arrays())
-        assert numbers(itertools.islice(iterator, steps)) == stream[:steps]
-        state = iterator.get_state()
-        position = reader.train_batches(info, "train", **options).position_at(steps)
-        assert json.loads(state) == {"position": json.loads(position.to_json()), "iteration": 0, "step": steps}
-        assert len(state) < 10_000
-        for batches in (arrays(), reader.train_batches(info, "train", **options)):  # of one stream
-            resumed = iter(batches)
-            resumed.set_state(state)
-            assert resumed.get_state() == state
-            assert numbers(resumed) == stream[steps:11] and numbers(batches) == stream[11:22]
-    endless = arrays().repeat()
-    assert numbers(itertools.islice(endless, 25)) == stream[:25]
-    state = endless.state_dict()
-    assert (state["iteration"], state["step"]) == (2, 3)
-    assert numbers(itertools.islice(endless, 3)) == stream[25:28]
-    endless.load_state_dict(state)  # back
-    assert numbers(itertools.islice(endless, 12)) == stream[25:37]
-    with pytest.raises(UsageError, match="not a state of batches: "):
-        endless.set_state(b"{}")
-    assert numbers(itertools.islice(endless, 5)) == stream[37:42]
 
 
 PROCESSES_PROGRAM = """

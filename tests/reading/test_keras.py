@@ -162,7 +162,7 @@ def test_the_save_before_a_corrupt_one_continues_to_the_same_bits(fits: dict[str
         ("without initial_epoch", "UsageError: 3 epochs are trained: give fit initial_epoch=resume.initial_epoch"),
         ("other model", "/killed holds a run of another model; choose another folder"),
         ("other seed", "/killed holds another run: the position was made with another seed: 3, here it is 4; "),
-        ("other data", "UsageError: an epoch of this fit has 2 batches, not 6: give it resume.data"),
+        ("other data", "UsageError: fit runs 2 steps per epoch, expected 6: pass x=resume.data"),
         ("execution", "UsageError: steps_per_execution=4, but len(batches) is 6: it must be divided"),
         ("all corrupt", "/killed can be read: delete them to start again"),
     ],

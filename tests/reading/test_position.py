@@ -13,7 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from beam_pipeline.errors import UsageError
-from reader.position import MAX_HOSTS, MAX_WINDOW_RUNS, Phase, Position, batch_size_of, share_of_host
+from reader.hosts import batch_size_of, share_of_host
+from reader.position import MAX_HOSTS, MAX_WINDOW_RUNS, Phase, Position
 
 
 def start(records: int, *, hosts: int = 1, batch: int = 1, seed: int = 0, window_runs: int = 16) -> Position:

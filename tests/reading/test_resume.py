@@ -1,14 +1,15 @@
-"""Training that is stopped and goes on, in new processes and on other hosts: every record once an epoch."""
+"""One rule to resume: after a position or a state, the first loop is the rest of the iteration, on every adapter."""
 
 from __future__ import annotations
 
-import hashlib
 import itertools
 import json
-import random
-import subprocess
-import sys
+import pickle
+import types
 from collections import Counter
+from collections.abc import Callable, Iterable
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,140 +17,370 @@ import pytest
 
 import reader
 from beam_pipeline.errors import UsageError
-from tests.make import ROOT
+from beam_pipeline.schema.example import int64_feature
+from reader.stream import State
 from tests.reading.shards import make_dataset
 
-RECORDS, HOST_BATCH = 160, 4
-HOSTS = (1, 2, 3, 7, 16)
-Read = list[tuple[str, str]]  # (file name, hash of its pixels) in order
+pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")  # more workers than cores
+RECORDS, BATCH = 301, 24
+STEPS = RECORDS // BATCH  # 12, and records that open the next iteration
+POINTS = (0, 1, 7, STEPS - 1, STEPS, 2 * STEPS + 4)
+Loops = Iterable[Any]  # each time it is iterated, the next loop
 
 
 @pytest.fixture(scope="module")
 def info(tmp_path_factory: pytest.TempPathFactory) -> reader.DatasetInfo:
-    """Four uneven shards."""
+    """Uneven shards."""
     folder = tmp_path_factory.mktemp("resume") / "1.0.0"
-    return reader.load_info(make_dataset(folder, {"train": [70, 3, 66, 21], "validation": [9]}))
+    number: Any = [("number", "int64", False, int64_feature, lambda number: (number,))]  # JAX has no array for a name
+    return reader.load_info(make_dataset(folder, {"train": [130, 3, 100, 68], "validation": [9]}, columns=number))
 
 
-def read(url: str, hosts: int, steps: int, position: str | None = None) -> list[Read]:
-    """What each host trains on in so many steps, from the beginning or from a saved position."""
-    seen = []
-    for host in range(hosts):
-        batches = reader.train_batches(
-            url,
-            "train",
-            global_batch_size=HOST_BATCH * hosts,
-            host=(host, hosts),
-            image_size=(12, 16),
-            augment=reader.augment.random_resized_crop(then=reader.augment.flip_crop),
-            features=["filename"],
-            **{"seed": 3} if position is None else {"position": reader.Position.from_json(position)},
-        )
-        seen.append(
-            [
-                (name.decode(), hashlib.sha256(image.tobytes()).hexdigest())
-                for inputs, _ in itertools.islice(batches.repeat(), steps)
-                for name, image in zip(inputs["filename"], inputs["image"], strict=True)
-            ]
-        )
-    return seen
+def train(info: Any, **options: Any) -> Any:
+    return reader.train_batches(info, "train", **{"global_batch_size": BATCH, "features": ["number"], **options})
 
 
-def in_order(seen: list[Read]) -> Read:
-    """What hosts read, step by step: each host's batch of a step after the other."""
-    steps = [[host[at : at + HOST_BATCH] for host in seen] for at in range(0, len(seen[0]), HOST_BATCH)]
-    return [one for step in steps for batch in step for one in batch]
+def evals(info: Any, **options: Any) -> Any:
+    return reader.eval_batches(info, "train", **{"global_batch_size": BATCH, "features": ["number"], **options})
 
 
-def read_in_new_process(plan: list[dict[str, Any]]) -> list[list[Read]]:
-    """`read` of several arguments in a Python of its own."""
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.reading.test_resume", json.dumps(plan)], cwd=ROOT, capture_output=True, text=True
+def seen(batches: Iterable[Any]) -> list[int]:
+    """Record numbers, but those of padding."""
+    found: list[int] = []
+    for batch in batches:
+        numbers = np.asarray(batch[0]["number"])
+        assert np.array_equal(np.asarray(batch[1]), numbers % 3)
+        found += numbers[np.asarray(batch[2]) > 0].tolist() if len(batch) > 2 else numbers.tolist()
+    return found
+
+
+class _OneLoop:
+    """Loops over batches whose first iterator is set to a state."""
+
+    def __init__(self, loops: Any, saved: Any) -> None:
+        self._loops, self._first = loops, iter(loops)
+        self._first.load_state_dict(saved)
+
+    def __iter__(self) -> Any:
+        first, self._first = self._first, iter(self._loops)
+        return first
+
+
+def skip_without(adapter: str) -> None:
+    """Skip a test of an adapter whose framework isn't installed."""
+    for name in ("jax", "torch"):
+        if (name == adapter or (name == "torch" and "worker" in adapter)) and find_spec(name) is None:
+            pytest.skip(f"{name} is not installed")
+
+
+def numpy(batches: Any, saved: Any) -> Loops:
+    return batches if saved is None else _OneLoop(batches, saved)
+
+
+def jax(batches: Any, saved: Any) -> Loops:
+    import jax
+
+    arrays = reader.as_jax(batches, jax.sharding.SingleDeviceSharding(jax.devices("cpu")[0]))
+    return arrays if saved is None else _OneLoop(arrays, saved)
+
+
+def torch(batches: Any, saved: Any, workers: int = 0) -> Loops:
+    from torch.utils.data import DataLoader
+
+    dataset = reader.as_torch(batches)
+    if saved is not None:
+        dataset.load_state_dict(saved)
+    return DataLoader(dataset, batch_size=None, num_workers=workers, persistent_workers=workers > 0)  # type: ignore[no-any-return]
+
+
+ADAPTERS: dict[str, Callable[..., Loops]] = {
+    "numpy": numpy,
+    "replicas": numpy,
+    "torch": torch,
+    "1 worker": lambda *given: torch(*given, workers=1),
+    "3 workers": lambda *given: torch(*given, workers=3),
+    "jax": jax,
+}
+CASES = [(adapter, hosts) for adapter in ADAPTERS for hosts in ((1,) if adapter == "jax" else (1, 3))]
+adapters = pytest.mark.parametrize(("adapter", "hosts"), CASES)
+
+
+def share(adapter: str, host: int, hosts: int) -> Any:
+    """What `host=` is: an InputContext of two replicas where a step has two batches."""
+    if adapter != "replicas":
+        return host, hosts
+    counts = {"num_input_pipelines": hosts, "num_replicas_in_sync": 2 * hosts}
+    return types.SimpleNamespace(input_pipeline_id=host, **counts)
+
+
+@adapters
+@pytest.mark.parametrize("is_state", [False, True], ids=["position", "state"])
+def test_the_first_loop_after_a_resume_is_the_rest_of_the_iteration_and_the_next_one_is_full(
+    info: reader.DatasetInfo, adapter: str, hosts: int, is_state: bool
+) -> None:
+    skip_without(adapter)
+    host, per_step = hosts - 1, BATCH // hosts
+    stream = seen(itertools.islice(train(info, host=(host, hosts), seed=5).repeat(), 4 * STEPS))
+    points = POINTS[::2] if "worker" in adapter else POINTS
+    for step in points:
+        batches = train(info, host=share(adapter, host, hosts), seed=5)
+        position = reader.Position.from_json(batches.position_at(np.int64(step)).to_json())
+        state = json.loads(json.dumps(batches.state_at(step).to_dict()))
+        assert state == {"position": json.loads(position.to_json()), "step": step % STEPS}
+        if is_state:
+            loops = ADAPTERS[adapter](batches, state)
+        else:
+            batches = train(info, host=share(adapter, host, hosts), position=position)
+            loops = ADAPTERS[adapter](batches, None)
+        end = step - step % STEPS + STEPS
+        assert [seen(loops), seen(loops)] == [
+            stream[step * per_step : end * per_step],
+            stream[end * per_step : (end + STEPS) * per_step],
+        ]
+
+
+@adapters
+@pytest.mark.parametrize("pad", [True, False], ids=["padded", "not padded"])
+def test_an_evaluation_goes_on_at_its_step_and_the_next_one_has_each_record_once(
+    info: reader.DatasetInfo, adapter: str, hosts: int, pad: bool
+) -> None:
+    skip_without(adapter)
+    if adapter == "jax" and not pad:
+        pytest.skip("JAX takes equal batches only: test_jax")
+    host = hosts - 1
+    full = seen(evals(info, host=(host, hosts), pad=pad))
+    begin, end = host * 100 + min(host, 1), RECORDS if host else 301
+    assert full == list(range(begin, end))
+    for step in (0, 5, 12, 13) if "worker" not in adapter else (5,):
+        batches = evals(info, host=share(adapter, host, hosts), pad=pad)
+        assert len(batches) == 13 * (2 if adapter == "replicas" else 1)
+        read = seen(itertools.islice(batches, step * len(batches) // 13))
+        state = json.loads(json.dumps(batches.state_at(step).to_dict()))
+        assert state["step"] == step % 13 and state["position"]["step"] == 0
+        loops = ADAPTERS[adapter](evals(info, host=share(adapter, host, hosts), pad=pad), state)
+        assert [seen(loops), seen(loops)] == [full[len(read) if step < 13 else 0 :], full]
+
+
+@pytest.mark.parametrize("door", ["numpy", "jax", "torch"])
+@pytest.mark.parametrize("is_training", [True, False], ids=["training", "evaluation"])
+def test_the_state_of_an_iterator_after_its_last_batch_has_an_empty_rest_until_the_loop_is_left(
+    info: reader.DatasetInfo, door: str, is_training: bool
+) -> None:
+    skip_without(door)
+    build = train if is_training else evals
+
+    def loops() -> Any:
+        made: Any = ADAPTERS[door](build(info), None)
+        return made.dataset if door == "torch" else made
+
+    one, length = loops(), STEPS if is_training else 13
+    first, second = seen(one), seen(one)
+    iterator = iter(one := loops())
+    for read in range(length + 1):
+        state = iterator.state_dict()
+        assert state["step"] == read and json.loads(iterator.get_state()) == state
+        assert state["position"]["step"] == read * is_training
+        again = iter(other := loops())
+        again.set_state(json.dumps(state))
+        assert again.state_dict() == state
+        if read in (0, 5, length):
+            rest = seen(again)
+            assert rest == first[len(first) - len(rest) :] and (len(rest) == 0) == (read == length)
+            assert seen(other) == second
+        next(iterator, None)
+    left = iterator.state_dict()
+    assert (left["step"], left["position"]["step"]) == (0, length * is_training)
+    iterator.load_state_dict(left)
+    assert seen(iterator) == second
+
+
+def test_an_endless_iterator_goes_on_in_the_iteration_that_it_was_stopped_in(info: reader.DatasetInfo) -> None:
+    endless = train(info).repeat()
+    stream = seen(itertools.islice(endless, 2 * STEPS + 3))
+    state = endless.state_dict()
+    assert (state["step"], state["position"]["step"]) == (3, 2 * STEPS + 3)
+    more = seen(itertools.islice(endless, STEPS))
+    endless.load_state_dict(state)  # back
+    assert seen(itertools.islice(endless, STEPS)) == more
+    batches = train(info)
+    resumed = iter(batches)
+    resumed.load_state_dict(state)
+    assert seen(resumed) + seen(batches) == more[: (STEPS - 3) * BATCH] + seen(
+        itertools.islice(train(info, position=batches.position_at(3 * STEPS)), STEPS)
     )
-    assert done.returncode == 0, done.stderr[-2000:]
-    return [[[(name, pixels) for name, pixels in host] for host in seen] for seen in json.loads(done.stdout)]
+    assert len(stream) == (2 * STEPS + 3) * BATCH
 
 
-@pytest.mark.parametrize("hosts", HOSTS)
-def test_every_record_comes_once_an_epoch_on_any_number_of_hosts(info: reader.DatasetInfo, hosts: int) -> None:
-    steps = -(-2 * RECORDS // (HOST_BATCH * hosts))
-    shares = [[name for name, _ in host] for host in read(info.url, hosts, steps)]
-    each = RECORDS // hosts  # or one more
-    assert all(len(set(share[:each])) == each for share in shares)
-    assert len({name for share in shares for name in share[: each + 1]}) == RECORDS
-    counts = Counter(name for share in shares for name in share[: 2 * each])
-    assert len(counts) == RECORDS and max(counts.values()) <= 3
+@pytest.mark.parametrize(("batch", "steps"), [(7, 43), (48, 6), (200, 1)])
+@pytest.mark.parametrize("step", [0, 5, STEPS - 1, STEPS, 3 * STEPS + 5])
+def test_with_another_batch_size_position_and_state_give_one_first_loop(
+    info: reader.DatasetInfo, batch: int, steps: int, step: int
+) -> None:
+    before = train(info, seed=5)
+    by_position = train(info, position=before.position_at(step), global_batch_size=batch)
+    by_state = train(info, global_batch_size=batch)
+    by_state.restore(before.state_at(step))
+    assert by_position.next_loop == by_state.next_loop
+    first, read = seen(by_position), -(-(step % STEPS) * steps // STEPS)
+    assert first == seen(by_state) and len(first) // batch == max(1, steps - read)
+    assert len(seen(by_position)) == steps * batch
 
 
-@pytest.mark.soak
-def test_training_that_is_stopped_again_and_again_in_new_processes_misses_and_repeats_nothing(
+def test_a_loop_may_be_full_from_any_position(info: reader.DatasetInfo) -> None:
+    batches, stream = train(info), seen(itertools.islice(train(info).repeat(), 3 * STEPS))
+    full = batches.at(batches.position_at(5), rest=False)
+    assert seen(full) + seen(full) == stream[5 * BATCH : (2 * STEPS + 5) * BATCH]
+    assert full.state_at(STEPS + 7).step == 2 and full.state_at(STEPS + 7).position == batches.position_at(STEPS + 7)
+    assert seen(batches) == stream[: STEPS * BATCH]  # which have not moved
+
+
+@pytest.mark.parametrize("is_context", [False, True])
+def test_tensorflow_has_full_loops_only_and_says_how(info: reader.DatasetInfo, is_context: bool) -> None:
+    pytest.importorskip("tensorflow", reason="TensorFlow is not installed: pip install 'imageshards[tensorflow]'")
+    host: Any = share("replicas", 0, 1) if is_context else (0, 1)
+    stream = seen(itertools.islice(train(info).repeat(), 3 * STEPS))
+    batches = train(info, host=host, position=train(info).position_at(5))
+    with pytest.raises(
+        UsageError,
+        match=r"^the batches begin at step 5 of an iteration of 12, .*give batches\.at\(position, rest=False\)",
+    ):
+        reader.as_tf(batches)
+    if find_spec("keras"):
+        with pytest.raises(UsageError, match=r"give batches\.at\(position, rest=False\)"):
+            reader.keras.Stream(batches)[0]
+    full = reader.as_tf(batches.at(batches.start, rest=False))
+    assert len(full) == len(batches)
+    assert [seen(full), seen(full)] == [
+        stream[5 * BATCH : (STEPS + 5) * BATCH],
+        stream[(STEPS + 5) * BATCH : (2 * STEPS + 5) * BATCH],
+    ]
+    assert len(reader.as_tf(train(info, host=host, position=train(info).position_at(2 * STEPS)))) == len(batches)
+
+
+def test_other_hosts_and_batch_sizes_read_the_rest_of_the_pass_once(info: reader.DatasetInfo) -> None:
+    state, read = train(info, seed=6).state_at(0), []
+    for hosts, batch, steps in ((1, 20, 3), (3, 24, 4), (2, 10, 6), (4, 12, 0), (2, 18, 1)):
+        states = []
+        for host in range(hosts):
+            batches = train(info, host=(host, hosts), global_batch_size=batch)
+            batches.restore(state)
+            read += seen(itertools.islice(batches, steps))
+            states.append(State.parse(batches.state_at(batches.start.step + steps).to_json()))
+        assert all(other == states[0] for other in states)
+        state = states[0]
+    assert len(read) == 60 + 96 + 60 + 18 and state.position.step == 14
+    one = train(info, global_batch_size=1)
+    one.restore(state)
+    counts = Counter([*read, *seen(itertools.islice(one.repeat(), RECORDS - len(read)))])
+    assert sorted(counts) == list(range(RECORDS)) and set(counts.values()) == {1}
+
+
+def test_iterators_of_one_loop_end_it_once_and_those_from_before_a_resume_end_nothing(
     info: reader.DatasetInfo,
 ) -> None:
-    """A history of 48 stops, half of them followed by another number of hosts; positions cross as JSON."""
-    generator = random.Random(5)
-    position = reader.train_batches(info, "train", global_batch_size=HOST_BATCH, seed=3).start
-    hosts, plan = 1, []
-    for stop in range(48):
-        steps = generator.randrange(0, max(2, 2 * RECORDS // (HOST_BATCH * hosts) // 3))
-        plan.append({"url": info.url, "hosts": hosts, "steps": steps, "position": position.to_json()})
-        position = position.after(steps)
-        hosts = hosts if stop % 2 else generator.choice([count for count in HOSTS if count != hosts])
-        position = position.on(global_batch_size=HOST_BATCH * hosts, hosts=hosts)
-    parts = [part for at in range(0, 48, 6) for part in read_in_new_process(plan[at : at + 6])]
-    history = [one for seen in parts for one in in_order(seen)]
-    assert len(history) > 2 * RECORDS
-    # Epochs may overlap by less than a step of the hosts that read on; count how often each record has come.
-    counts: Counter[str] = Counter()
-    for at, (name, _) in enumerate(history):
-        counts[name] += 1
-        assert counts[name] <= at // RECORDS + 2
-    # The last position knows the rest of its epoch: with it, each record has come equally often.
-    rest = position.on(global_batch_size=1, hosts=1)
-    left = RECORDS - sum(phase.read for phase in rest.phases)
-    batches = reader.train_batches(info, "train", global_batch_size=1, position=rest, features=["filename"])
-    counts.update(inputs["filename"][0].decode() for inputs, _ in itertools.islice(batches.repeat(), left))
-    assert set(counts.values()) == {rest.epoch + 1} and len(counts) == RECORDS
+    batches, stream = train(info), seen(itertools.islice(train(info).repeat(), 2 * STEPS))
+    one, other, stale = iter(batches), iter(batches), iter(batches)
+    next(stale)
+    assert list(zip(seen([next(one)]), seen([next(other)]), strict=True))
+    seen(one), seen(other)
+    assert seen(batches) == stream[STEPS * BATCH :]
+    batches.restore(train(info).state_at(0))
+    seen(stale)
+    assert seen(batches) == stream[: STEPS * BATCH]
 
 
-@pytest.mark.parametrize(("hosts", "step"), [(1, 11), (2, 7), (3, 40), (7, 5)])
-def test_the_same_hosts_go_on_with_the_same_names_and_pixels(info: reader.DatasetInfo, hosts: int, step: int) -> None:
-    never_stopped = read(info.url, hosts, step + 10)
-    batches = reader.train_batches(info, "train", global_batch_size=HOST_BATCH * hosts, host=(0, hosts), seed=3)
-    position = batches.position_at(step)
-    assert read(info.url, hosts, 10, position.to_json()) == [host[step * HOST_BATCH :] for host in never_stopped]
+def test_a_pickled_copy_goes_on_by_itself(info: reader.DatasetInfo) -> None:
+    stream = seen(itertools.islice(train(info, seed=5, window_runs=1).repeat(), 3 * STEPS))
+    for one in (train(info, seed=5), train(info, window_runs=1), train(info)):
+        one.restore(train(info, seed=5, window_runs=1).state_at(5))
+        assert seen(one) == stream[5 * BATCH : STEPS * BATCH]
+        other = pickle.loads(pickle.dumps(one))
+        assert other.next_loop == one.next_loop
+        assert seen(other) == stream[STEPS * BATCH : 2 * STEPS * BATCH]
+        assert seen(one) + seen(one) == stream[STEPS * BATCH :]  # which the copy hasn't moved
 
 
-def test_batches_carry_the_position_where_they_begin(info: reader.DatasetInfo) -> None:
-    options: dict[str, Any] = {"global_batch_size": 8, "host": (1, 2), "features": ["filename"]}
-    batches = reader.train_batches(info, "train", seed=9, window_runs=3, **options)
-    assert batches.start == reader.train_batches(info, "train", seed=9, window_runs=3, **options).start
-    assert (batches.start.step, batches.start.hosts, batches.start.global_batch_size) == (0, 2, 8)
-    stream = [inputs["filename"].tolist() for inputs, _ in itertools.islice(batches.repeat(), 30)]
-    resumed = reader.train_batches(info, "train", position=batches.position_at(13), **options)
-    assert resumed.start == batches.position_at(13) and resumed.start.step == 13
-    assert (resumed.start.seed, resumed.start.window_runs) == (9, 3)
-    assert [inputs["filename"].tolist() for inputs, _ in itertools.islice(resumed.repeat(), 17)] == stream[13:]
-    again = reader.train_batches(info, "train", position=resumed.position_at(np.int64(17)), seed=9, **options)
-    assert next(iter(again))[0]["filename"].tolist() == stream[17]
+IMPOSSIBLE: list[Any] = [
+    {"step": -1},
+    {"step": STEPS + 1},
+    {"step": "1"},
+    {"position": None},
+    {"position": {"records": 301}},
+    {"more": 1},
+    {"position.phases": []},
+    {"position.phases": [[1, 16, 0, RECORDS]]},
+    {"position.phases": [[0, 16, 0, 0]]},
+    {"position.global_batch_size": 0},
+    {"position.step": -1},
+    {"position.format": 2},
+    {"position.more": 1},
+    3,
+    "x\ny",
+    {},
+]
 
 
-def test_a_position_of_something_else_is_one_line(info: reader.DatasetInfo) -> None:
-    position = reader.train_batches(info, "train", global_batch_size=8, seed=4, window_runs=2).start
-    for seed in (5, 0):
-        with pytest.raises(ValueError, match=rf"^the position was made with another seed: 4, here it is {seed}$"):
-            reader.train_batches(info, "train", global_batch_size=8, position=position, seed=seed)
-    for window_runs in (16, 3):
-        with pytest.raises(
-            ValueError, match=rf"^the position was made with another window_runs: 2, here .* {window_runs}$"
-        ):
-            reader.train_batches(info, "train", global_batch_size=8, position=position, window_runs=window_runs)
-    reader.train_batches(info, "train", global_batch_size=8, position=position, seed=4, window_runs=2)
-    for split in ("validation", "train[:50%]"):
-        with pytest.raises(ValueError, match=r"^the position was made with another dataset or split: .*$"):
-            reader.train_batches(info, split, global_batch_size=8, position=position)
+@pytest.mark.parametrize("change", IMPOSSIBLE, ids=str)
+def test_an_impossible_state_is_one_line_and_changes_nothing(info: reader.DatasetInfo, change: Any) -> None:
+    stream = seen(itertools.islice(train(info).repeat(), 2 * STEPS))
+    batches = train(info)
+    read = iter(batches)
+    assert seen(itertools.islice(read, 2)) == stream[: 2 * BATCH]
+    before = read.state_dict()
+    state = change
+    if isinstance(change, dict) and change:
+        state = json.loads(json.dumps(before))
+        for name, value in change.items():
+            *outer, inner = name.split(".")
+            (state[outer[0]] if outer else state)[inner] = value
+    with pytest.raises(UsageError, match=r"^not a state of batches: [^\n]*$"):
+        read.load_state_dict(state)
+    assert read.state_dict() == before
+    assert seen(read) + seen(batches) == stream[2 * BATCH :]
+
+
+def test_a_state_or_position_of_something_else_is_one_line_and_changes_nothing(info: reader.DatasetInfo) -> None:
+    one = train(info, seed=0, window_runs=16)
+    begin = one.next_loop
+    part = reader.train_batches(info, "train[:200]", global_batch_size=BATCH)
+    for other, message in (
+        (train(info, seed=1), r"the position was made with another seed: 1, here it is 0"),
+        (train(info, window_runs=3), r"the position was made with another window_runs: 3, here it is 16"),
+        (part, r"the position was made with another dataset or split: '\w+', here it is '\w+'"),
+    ):
+        for resume in (lambda: one.restore(other.state_at(0)), lambda: one.at(other.start)):  # noqa: B023
+            with pytest.raises(ValueError, match=f"^{message}$"):
+                resume()
     with pytest.raises(UsageError, match=r"^position must be an imageshards.Position, such as batches\.position_at"):
-        reader.train_batches(info, "train", global_batch_size=8, position="x")  # type: ignore[arg-type]
+        one.at("x")
+    for options in ({"global_batch_size": 12}, {"host": (0, 2)}):
+        with pytest.raises(UsageError, match="the state of an evaluation is for the same hosts and batch size only"):
+            evals(info).restore(evals(info, **options).state_at(3))
+    for step in (-1, 2.5, "x"):
+        with pytest.raises(UsageError, match=r"^(step|step -1) (must be|is before step 0)"):
+            one.state_at(step)
+        with pytest.raises(UsageError, match=r"^step must be"):
+            evals(info).state_at(step)
+    assert one.next_loop is begin
 
 
-if __name__ == "__main__":
-    print(json.dumps([read(**part) for part in json.loads(sys.argv[1])]))
+@pytest.mark.parametrize("hosts", [1, 2, 3, 12])
+def test_every_record_comes_once_an_epoch_on_any_number_of_hosts(info: reader.DatasetInfo, hosts: int) -> None:
+    steps, share_of_one = -(-2 * RECORDS // BATCH), RECORDS // hosts
+    shares = [seen(itertools.islice(train(info, host=(host, hosts)).repeat(), steps)) for host in range(hosts)]
+    assert all(len(set(one[:share_of_one])) == share_of_one for one in shares)
+    assert len({number for one in shares for number in one[: share_of_one + 1]}) == RECORDS
+
+
+def test_pixels_go_on_too_and_batches_carry_the_position_where_they_begin(
+    info: reader.DatasetInfo, tmp_path: Path
+) -> None:
+    options: dict[str, Any] = {"image_size": (12, 16), "host": (1, 2)}
+    options["augment"] = reader.augment.random_resized_crop(then=reader.augment.flip_crop)
+    batches = train(info, seed=9, window_runs=3, **options)
+    assert (batches.start.step, batches.start.hosts, batches.start.global_batch_size) == (0, 2, BATCH)
+    stream = [(inputs["number"].tolist(), inputs["image"]) for inputs, _ in itertools.islice(batches.repeat(), 30)]
+    resumed = train(info, position=batches.position_at(13), **options)
+    assert resumed.start == batches.position_at(13) and (resumed.start.seed, resumed.start.window_runs) == (9, 3)
+    for (names, images), (inputs, _) in zip(stream[13:], resumed.repeat(), strict=False):
+        assert names == inputs["number"].tolist() and np.array_equal(images, inputs["image"])

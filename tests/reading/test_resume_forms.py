@@ -15,7 +15,9 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> str:
     return harness.dataset(tmp_path_factory.mktemp("forms"))
 
 
-@pytest.mark.parametrize("adapter", ["numpy position", "numpy state", "tensorflow", "torch", "torchdata"])
+@pytest.mark.parametrize(
+    "adapter", ["numpy position", "numpy state", "numpy replicas", "tensorflow", "torch", "torch workers"]
+)
 def test_every_record_comes_once_an_epoch_and_in_order_through_kills_and_other_hosts(
     url: str, tmp_path: Path, adapter: str
 ) -> None:

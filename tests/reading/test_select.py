@@ -22,7 +22,8 @@ from beam_pipeline.storage.local import LocalStorage
 from imageshards import main
 from reader.position import Position
 from reader.runs import RunTable, SelectedTable
-from reader.select import Columns, select
+from reader.select import select
+from reader.tables import Columns
 from tests import servers
 from tests.reading import shards
 
@@ -202,42 +203,6 @@ def test_the_function_is_not_pickled_only_its_mask(info: reader.DatasetInfo) -> 
     assert copy.start == batches.start and copy.classes == batches.classes
     for (one, labels), (other, others) in zip(batches, copy, strict=True):
         assert (one["image"] == other["image"]).all() and (labels == others).all()
-
-
-@pytest.mark.parametrize("workers", [0, 2])
-def test_pytorch_reads_the_same_with_any_number_of_workers(info: reader.DatasetInfo, workers: int) -> None:
-    pytest.importorskip("torch", reason="PyTorch is not installed: pip install 'imageshards[torch]'")
-    options: dict[str, Any] = {
-        "classes": PETS | {"bird": "bird"},
-        "where": odd,
-        "balance": "classes",
-        "epoch_records": 96,
-    }
-    loader = reader.torch.loader(info, "train", batch_size=8, num_workers=workers, **options)
-    wanted = reader.train_batches(info, "train", global_batch_size=8, **options)
-    assert [labels.tolist() for _, labels in loader] == [labels.tolist() for _, labels in wanted]
-    valid = reader.torch.ShardDataset(info, "validation", batch_size=8, shuffle=False, classes=["dog"])
-    assert sum(len(labels) for _, labels in valid) == 16
-
-
-def test_tensorflow_jax_and_keras_read_the_same(info: reader.DatasetInfo) -> None:
-    jax = pytest.importorskip("jax", reason="JAX is not installed: pip install 'imageshards[jax]'")
-    pytest.importorskip("tensorflow", reason="TensorFlow is not installed: pip install 'imageshards[tensorflow]'")
-    pytest.importorskip("keras", reason="Keras is not installed: pip install 'imageshards[train]'")
-    options: dict[str, Any] = {
-        "global_batch_size": 8,
-        "classes": PETS | {"bird": "bird"},
-        "balance": "classes",
-        "seed": 4,
-    }
-    wanted = [labels.tolist() for _, labels in reader.train_batches(info, "train", **options)]
-    assert [labels.numpy().tolist() for _, labels in reader.train_dataset(info, "train", **options)] == wanted
-    mesh = jax.sharding.Mesh(np.array(jax.devices()[:1]), ("data",))
-    arrays = reader.as_jax(reader.train_batches(info, "train", **options), mesh)
-    assert [labels.tolist() for _, labels in arrays] == wanted
-    stream = reader.keras.Stream(reader.train_batches(info, "train", **options))
-    assert [stream[number][1].tolist() for number in range(len(stream))] == wanted
-    assert sum(sum(labels) for labels in wanted) == sum(map(len, wanted)) // 2
 
 
 def test_a_corrupt_record_is_substituted_by_a_selected_one(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ import random
 import signal
 import subprocess
 import sys
+import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from importlib.util import find_spec
@@ -23,19 +24,18 @@ from reader import order
 from tests.make import ROOT
 from tests.reading.shards import make_dataset
 from tests.soak import trainers
-from tests.soak.trainers import Job, Rows
+from tests.soak.trainers import RECORDS, Job, Rows
 
-RECORDS, EPOCHS, KILLS = 559, 3, 4
+EPOCHS, KILLS = 3, 4
 KERAS = ("keras tensorflow", "keras jax", "keras torch")
 TRAINERS: dict[str, type[trainers.Trainer]] = {
     "numpy position": trainers.NumpyPosition,
     "numpy state": trainers.NumpyState,
+    "numpy replicas": trainers.NumpyReplicas,
     "tensorflow": trainers.TfData,
+    "tensorflow replicas": trainers.TfReplicas,
     "torch": trainers.Torch,
     "torch workers": trainers.TorchWorkers,
-    "torchdata": trainers.Stateful,
-    "torchdata workers": trainers.StatefulWorkers,
-    "torch ranks": trainers.Ranks,
     "jax": trainers.Jax,
 }
 HOSTS = {"jax": [1, 2], **{name: [1] for name in KERAS}}
@@ -44,7 +44,7 @@ OWN_PROCESS = ("jax", *KERAS)
 
 def skip_without(adapter: str) -> None:
     """Skip a test of an adapter whose frameworks aren't installed."""
-    for name in {*adapter.split()} & {"tensorflow", "jax", "torch", "torchdata", "keras"}:
+    for name in {*adapter.split()} & {"tensorflow", "jax", "torch", "keras"}:
         if find_spec(name) is None:
             pytest.skip(f"{name} is not installed")
 
@@ -58,10 +58,15 @@ def dataset(folder: Path) -> str:
 def plan(
     adapter: str, url: str, folder: Path, seed: int, is_elastic: bool, kills: int = KILLS, sigkills: int = KILLS
 ) -> list[Job]:
-    """A training of three epochs with so many kills, some of them of a real process; fixed by its arguments."""
+    """A training of three epochs with so many kills, some of them of a real process; fixed by its arguments.
+
+    Half of them begin at a position, and before each second checkpoint an evaluation has begun.
+    """
     draw = random.Random(f"{adapter} {seed} {is_elastic}")
     counts = HOSTS.get(adapter, [1, 2, 3])
     sizes = (20, 31, 43) if adapter in KERAS else (4, 7, 20, 13)  # the last divides the records
+    sizes = (4, 8, 20, 26) if "replicas" in adapter else sizes
+    start = 0 if adapter in KERAS or draw.random() < 0.5 else draw.randrange(1, 40)
     hosts, host_batch = counts[-1] if adapter == "jax" else draw.choice(counts), sizes[-1]
     ends = [*sorted(draw.sample(range(1, EPOCHS * RECORDS), kills)), EPOCHS * RECORDS + 3]
     killed = draw.sample(range(kills), min(kills, sigkills))
@@ -75,7 +80,9 @@ def plan(
         steps: int | None = max(0, end - read) // batch + is_last
         read += batch * (steps or 0)
         steps, lost = (None if is_last else steps, 0) if adapter in KERAS else (steps, draw.randrange(4))
-        jobs.append(Job(adapter, url, str(folder), segment, batch, hosts, steps, lost, segment in killed))
+        evaluated = draw.randrange(1, max(2, RECORDS // batch)) if segment % 2 == 0 and adapter not in KERAS else 0
+        more = {"start": start, "evaluated": evaluated}
+        jobs.append(Job(adapter, url, str(folder), segment, batch, hosts, steps, lost, segment in killed, **more))
     return jobs
 
 
@@ -103,8 +110,18 @@ def run(jobs: Iterable[Job], rows: Rows, state: Any, tell: Callable[[Rows, Any],
         tell(rows, state)
         trainer.read(job.lost)
         if job.is_killed:
+            _meet(job)
             os.kill(os.getpid(), signal.SIGKILL)
     return rows, state
+
+
+def _meet(job: Job) -> None:
+    """Wait until all hosts are here: JAX ends those whose peer was killed, perhaps before they have saved."""
+    if job.host is not None:
+        here = [Path(job.folder, f"{job.segment}-{host}.here") for host in range(job.hosts)]
+        here[job.host].touch()
+        while not all(path.exists() for path in here):
+            time.sleep(0.01)
 
 
 def _trainer(adapter: str) -> Any:
@@ -141,7 +158,8 @@ def _run_in_processes(jobs: Sequence[Job], rows: Rows, state: Any) -> tuple[Rows
         return saved[0] if saved else (rows, state)
     parts = zip(*(rows_of_host[len(rows) :] for rows_of_host, _ in saved), strict=True)
     merged = [[step[0][0], *itertools.chain(*(part[1:] for part in step))] for step in parts]
-    return rows + merged, [one for _, state in saved for one in state]
+    training = [one for _, (states, _) in saved for one in states]
+    return rows + merged, [training, None]  # each host's evaluation is its own
 
 
 def expected(url: str, jobs: Sequence[Job], segments: Iterable[int]) -> list[list[tuple[int, int]]]:
@@ -150,10 +168,11 @@ def expected(url: str, jobs: Sequence[Job], segments: Iterable[int]) -> list[lis
     While hosts and batch stay the same this is one uninterrupted sequence: no position is made.
     """
     first = reader.load_info(url).run_table("train").first
-    position = jobs[0].batches().start
+    first_job = jobs[0]
+    position, start = first_job._replace(start=0).batches((0, first_job.hosts)).start, first_job.start
     steps: list[list[tuple[int, int]]] = []
     for (batch, hosts), group in itertools.groupby((jobs[segment].batch, jobs[segment].hosts) for segment in segments):
-        position = position.at(len(steps)).on(global_batch_size=batch, hosts=hosts)
+        position = position.at(start + len(steps)).on(global_batch_size=batch, hosts=hosts)
         streams = [_records(order.train_windows(order.each_once(first), position, host)) for host in range(hosts)]
         steps += [[next(stream) for stream in streams for _ in range(batch // hosts)] for _ in group]
     return steps
@@ -182,10 +201,10 @@ def fault(rows: Rows, jobs: Sequence[Job]) -> str | None:
                 f"segment {rows[number][0]} of {jobs[rows[number][0]]}, step {number}: read {ours}, expected {theirs}; "
                 f"in all {missing.total()} records missing {[*missing][:9]}, {double.total()} too often {[*double][:9]}"
             )
-    # Hosts differ by a record at most, so these epochs have ended on all.
-    ended = (sum(map(len, read)) - jobs[-1].hosts + 1) // RECORDS
+    # Hosts differ by a record at most, so these epochs have ended on all; that of a position may have begun before.
+    ended = (jobs[0].start * jobs[0].batch + sum(map(len, read)) - jobs[-1].hosts + 1) // RECORDS
     epochs = Counter(itertools.chain.from_iterable(steps))
-    for epoch in range(ended):
+    for epoch in range(-(-jobs[0].start * jobs[0].batch // RECORDS), ended):
         often = {number: epochs[epoch, number] for number in range(RECORDS) if epochs[epoch, number] != 1}
         if often:
             some = dict(itertools.islice(often.items(), 9))

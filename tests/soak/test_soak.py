@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-import copy
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-import reader
-from beam_pipeline.errors import UsageError
 from tests.soak import harness
-from tests.soak.trainers import Job, numbers_of
 
 pytestmark = pytest.mark.soak
 
@@ -34,42 +29,3 @@ def test_a_training_that_is_killed_again_and_again_reads_the_uninterrupted_seque
     if adapter in harness.KERAS and not is_elastic:
         weights, uninterrupted = state
         assert weights == uninterrupted
-
-
-@pytest.mark.parametrize("persistent", [False, True], ids=["new-workers", "persistent-workers"])
-@pytest.mark.parametrize("workers", [0, 3])
-def test_a_state_that_torchdata_saves_between_epochs_is_followed_by_a_whole_epoch(
-    url: str, tmp_path: Path, workers: int, persistent: bool
-) -> None:
-    harness.skip_without("torchdata")
-    from torchdata.stateful_dataloader import StatefulDataLoader
-
-    job = Job("torchdata", url, str(tmp_path), segment=0, batch=60, hosts=1, steps=None)
-    state: dict[str, Any] = {}
-    for epoch in range(8):
-        dataset = reader.as_torch(job.batches())
-        options = {"num_workers": workers, "persistent_workers": persistent and workers > 0}
-        loader = StatefulDataLoader(dataset, batch_size=None, **options)
-        loader.load_state_dict(state)
-        read = [numbers_of(batch) for batch in loader]
-        steps = harness.expected(url, [job], [0] * 9 * (epoch + 1))[-9:]
-        assert read == [[number for _, number in step] for step in steps], f"epoch {epoch}: {len(read)} batches of 9"
-        state = copy.deepcopy(loader.state_dict())
-
-
-def test_what_the_workers_of_torchdata_saved_is_refused_with_another_batch_size(url: str, tmp_path: Path) -> None:
-    harness.skip_without("torchdata")
-    from torchdata.stateful_dataloader import StatefulDataLoader
-
-    job = Job("torchdata workers", url, str(tmp_path), segment=0, batch=60, hosts=1, steps=None)
-    first, other = (
-        StatefulDataLoader(reader.as_torch(one.batches()), batch_size=None, num_workers=2)
-        for one in (job, job._replace(batch=30))
-    )
-    batches = iter(first)
-    assert [len(numbers_of(next(batches))) for _ in range(3)] == [60] * 3
-    other.load_state_dict(first.state_dict())
-    with pytest.raises(
-        UsageError, match=r"is for the same ranks and batch size: for other ones save dataset\.state_dict"
-    ):
-        next(iter(other))

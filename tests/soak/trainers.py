@@ -6,16 +6,17 @@ restored with the reader's state, as weights are. Keras' trainer is in `keras_tr
 
 from __future__ import annotations
 
-import base64
 import itertools
-import pickle
-from collections.abc import Callable, Iterable, Iterator
+import types
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
 import reader
+from reader import order
 
+RECORDS = 559
 ORDER: dict[str, Any] = {"seed": 7, "window_runs": 3}  # not the defaults: three windows an epoch
 Rows = list[list[int]]
 Stream = tuple[Iterator[Any], Callable[[int], Any]]  # batches without end; the global step → what is saved
@@ -35,11 +36,21 @@ class Job(NamedTuple):
     is_killed: bool = False  # its process ends with it, by SIGKILL
     host: int | None = None  # which one this process is, if each has its own
     address: str = ""  # of JAX's coordinator
+    start: int = 0  # step of the position that the training begins at
+    evaluated: int = 0  # steps of an evaluation that are made before the checkpoint
 
     def batches(self, host: Any = None, **order: Any) -> Any:
         """What the training script builds whenever it starts."""
         options = {"global_batch_size": self.batch, "features": ["number"], **(order or ORDER)}
-        return reader.train_batches(self.url, "train", host=host, **options)
+        batches = reader.train_batches(self.url, "train", host=host, **options)
+        if order or not self.start:
+            return batches
+        return reader.train_batches(self.url, "train", host=host, **options, position=batches.position_at(self.start))
+
+    def evals(self, host: Any) -> Any:
+        """What it evaluates on."""
+        options: dict[str, Any] = {"global_batch_size": self.batch, "features": ["number"]}
+        return reader.eval_batches(self.url, "train", host=host, **options)
 
 
 class Trainer:
@@ -51,23 +62,54 @@ class Trainer:
         state: what `save` returned then; None at the beginning.
     """
 
+    replicas = 1  # that take a batch each in a step, on each host
+
     def __init__(self, job: Job, rows: Rows, state: Any) -> None:
-        self.job, self.rows, states = job, [*rows], state or [None]
+        self.job, self.rows = job, [*rows]
+        training, self._evaluation = state or ([None], None)
         hosts = range(job.hosts) if job.host is None else [job.host]
+        if self._evaluation is not None:
+            self._evaluate(hosts, self._evaluation)
         # A state is the same for all hosts, and good for any number of them.
-        self._streams = [self.open(host, states[host % len(states)]) for host in hosts]
+        self._streams = [self.open(host, training[host % len(training)]) for host in hosts]
 
     def open(self, host: int, saved: Any) -> Stream:
         """Begin to read one host's part, after what was saved."""
         raise NotImplementedError
 
+    def open_evaluation(self, host: int, saved: Any) -> Stream | None:
+        """The same of an evaluation; None if the adapter has no state."""
+        return None
+
     def read(self, steps: int) -> None:
         for _ in range(steps):
-            parts = [numbers_of(next(stream)) for stream, _ in self._streams]
+            parts = [numbers_of(next(stream)) for stream, _ in self._streams for _ in range(self.replicas)]
             self.rows.append([self.job.segment, *itertools.chain(*parts)])
 
     def save(self) -> Any:
-        return [save(len(self.rows)) for _, save in self._streams]
+        hosts = range(self.job.hosts) if self.job.host is None else [self.job.host]
+        if self.job.evaluated:
+            self._evaluate(hosts, None)
+        return [[save(self.job.start + len(self.rows)) for _, save in self._streams], self._evaluation]
+
+    def _evaluate(self, hosts: Sequence[int], saved: Any) -> None:
+        """Make some steps of an evaluation; or all that are left of one, which then has read each record once."""
+        place, self._evaluation = [self.job.batch, self.job.hosts], None
+        if saved is not None and saved["place"] != place:
+            return  # its state is for the same hosts and batches
+        opened = [self.open_evaluation(host, saved and saved["states"][n]) for n, host in enumerate(hosts)]
+        if None in opened:
+            return
+        limit = None if saved else self.job.evaluated * self.replicas
+        loops = [itertools.islice(loop, limit) for loop, _ in filter(None, opened)]
+        read = [[number for batch in loop for number in numbers_of(batch)] for loop in loops]
+        if saved is None:
+            states = [save(self.job.evaluated) for _, save in filter(None, opened)]
+            self._evaluation = {"place": place, "states": states, "read": read}
+            return
+        for host, (before, after) in zip(hosts, zip(saved["read"], read, strict=True), strict=True):
+            begin, end = order.eval_share(RECORDS, self.job.hosts, host)
+            assert before and [*before, *after] == list(range(begin, end)), f"{self.job} evaluated {before} {after}"
 
 
 class NumpyPosition(Trainer):
@@ -78,9 +120,9 @@ class NumpyPosition(Trainer):
         return batches.repeat(), lambda step: batches.position_at(np.int64(step)).to_json()
 
     def resumed(self, host: Any, saved: Any, **order: Any) -> Any:
-        begin = {"position": reader.Position.from_json(saved), **order} if saved else ORDER
+        begin = {"position": reader.Position.from_json(saved), **order} if saved else {}
         batches = self.job.batches(host, **begin)
-        assert batches.start.step == len(self.rows)
+        assert batches.start.step == self.job.start + len(self.rows)
         return batches
 
 
@@ -90,17 +132,28 @@ class TfData(NumpyPosition):
     def open(self, host: int, saved: Any) -> Stream:
         import tensorflow as tf
 
-        batches = self.resumed(tf.distribute.InputContext(self.job.hosts, host, self.job.hosts), saved, **ORDER)
+        batches = self.resumed(self.context(host), saved, **ORDER)
         counter = tf.Variable(0, dtype=tf.int64)
-        stream = iter(reader.as_tf(batches).repeat().prefetch(3))
+        stream = iter(reader.as_tf(batches.at(batches.start, rest=False)).repeat().prefetch(3))
         return stream, lambda step: batches.position_at(counter.assign(step)).to_json()
+
+    def context(self, host: int) -> Any:
+        import tensorflow as tf
+
+        return tf.distribute.InputContext(self.job.hosts, host, self.job.hosts * self.replicas)
+
+
+class TfReplicas(TfData):
+    """Two replicas on each host."""
+
+    replicas = 2
 
 
 class NumpyState(Trainer):
     """The state of an iterator, bytes as for Grain and Orbax or a dictionary; of one iteration or of an endless one."""
 
     def open(self, host: int, saved: Any) -> Stream:
-        iterations = self.iterations(host)
+        iterations = self.adapted(self.job.batches(self.share(host)))
         current = iterations.repeat() if self.job.segment % 2 else iter(iterations)
         if isinstance(saved, dict):
             current.load_state_dict(saved)
@@ -115,19 +168,47 @@ class NumpyState(Trainer):
 
         return stream(), lambda step: current.state_dict() if step % 2 else current.get_state().decode()
 
-    def iterations(self, host: int) -> Any:
-        return self.job.batches((host, self.job.hosts))
+    def open_evaluation(self, host: int, saved: Any) -> Stream | None:
+        iterator = iter(self.adapted(self.job.evals(self.share(host))))
+        if saved:
+            iterator.load_state_dict(saved)
+        return iterator, lambda step: iterator.state_dict()
+
+    def share(self, host: int) -> Any:
+        return host, self.job.hosts
+
+    def adapted(self, batches: Any) -> Any:
+        return batches
+
+
+class NumpyReplicas(NumpyState):
+    """The same with an InputContext of two replicas on each host."""
+
+    replicas = 2
+
+    def share(self, host: int) -> Any:
+        hosts = self.job.hosts
+        counts = {"num_input_pipelines": hosts, "num_replicas_in_sync": 2 * hosts}
+        return types.SimpleNamespace(input_pipeline_id=host, **counts)
 
 
 class Jax(NumpyState):
     """`as_jax`: a process for each host; two batches are on the devices ahead."""
 
-    def iterations(self, host: int) -> Any:
+    def open(self, host: int, saved: Any) -> Stream:
         import jax
 
-        if self.job.hosts > 1:
+        if self.job.hosts > 1 and not jax.distributed.is_initialized():
             jax.distributed.initialize(self.job.address, self.job.hosts, host)
-        return reader.as_jax(self.job.batches("auto"), jax.make_mesh((jax.device_count(),), ("data",)))
+        return super().open(host, saved)
+
+    def share(self, host: int) -> Any:
+        return "auto"
+
+    def adapted(self, batches: Any) -> Any:
+        import jax
+
+        return reader.as_jax(batches, jax.make_mesh((jax.device_count(),), ("data",)))
 
 
 class Torch(Trainer):
@@ -136,66 +217,29 @@ class Torch(Trainer):
     workers = 0
 
     def open(self, host: int, saved: Any) -> Stream:
+        loader, save = self.loader(self.job.batches((host, self.job.hosts)), saved)
+        return forever(loader), save
+
+    def open_evaluation(self, host: int, saved: Any) -> Stream | None:
+        loader, save = self.loader(self.job.evals((host, self.job.hosts)), saved)
+        return iter(loader), save
+
+    def loader(self, batches: Any, saved: Any) -> Any:
         from torch.utils.data import DataLoader
 
-        dataset = reader.as_torch(self.job.batches((host, self.job.hosts)))
+        dataset = reader.as_torch(batches)
         if saved:
             dataset.load_state_dict(saved)
-        return forever(DataLoader(dataset, batch_size=None, num_workers=self.workers)), dataset.state_dict
+        more = {"num_workers": self.workers, "persistent_workers": self.workers > 0}
+        return DataLoader(dataset, batch_size=None, **more), dataset.state_dict
 
 
 class TorchWorkers(Torch):
-    """The same with two workers, which change nothing."""
+    """The same with as many workers as the training was stopped before, and one."""
 
-    workers = 2
-
-
-class Ranks(Trainer):
-    """`ShardDataset` of each rank; the loop numbers epochs, some of them from 0 after a resume."""
-
-    def open(self, host: int, saved: Any) -> Stream:
-        ranks = {"rank": host, "world_size": self.job.hosts, "batch_size": self.job.batch // self.job.hosts}
-        dataset = reader.torch.ShardDataset(self.job.url, "train", features=["number"], **ranks, **ORDER)
-        if saved:
-            dataset.load_state_dict(saved)
-
-        def stream() -> Iterator[Any]:
-            for epoch in itertools.count(dataset.iteration if self.job.segment % 2 else 0):
-                dataset.set_epoch(epoch)
-                yield from dataset
-
-        return stream(), dataset.state_dict
-
-
-class Stateful(Trainer):
-    """torchdata's `StatefulDataLoader`, which counts by itself."""
-
-    workers = 0
-
-    def open(self, host: int, saved: Any) -> Stream:
-        from torchdata.stateful_dataloader import StatefulDataLoader
-
-        dataset = reader.as_torch(self.job.batches((host, self.job.hosts)))
-        loader = StatefulDataLoader(dataset, batch_size=None, num_workers=self.workers)
-        place = [self.job.batch, self.job.hosts]
-        if (
-            saved and self.workers and saved["place"] != place
-        ):  # what workers saved is for the same ranks and batch size
-            dataset.load_state_dict(saved["dataset"])
-        elif saved:
-            loader.load_state_dict(pickle.loads(base64.b64decode(saved["loader"])))
-
-        def save(step: int) -> Any:
-            state = base64.b64encode(pickle.dumps(loader.state_dict())).decode()
-            return {"loader": state, "dataset": dataset.state_dict(step), "place": place}
-
-        return forever(loader), save
-
-
-class StatefulWorkers(Stateful):
-    """The same, which asks two workers."""
-
-    workers = 2
+    @property
+    def workers(self) -> int:  # type: ignore[override]
+        return self.job.segment % 3 + 1
 
 
 def forever(iterations: Iterable[Any]) -> Iterator[Any]:
@@ -205,11 +249,12 @@ def forever(iterations: Iterable[Any]) -> Iterator[Any]:
 
 
 def numbers_of(batch: Any) -> list[int]:
-    """The record numbers of a batch, or of this process's part of it, whose labels must be theirs."""
-    inputs, labels = batch
+    """The record numbers of a batch, or of this process's part of it, whose labels must be theirs; not of padding."""
+    inputs, labels, *weights = batch
     numbers, classes = _local(inputs["number"]), _local(labels)
     assert classes == [number % 3 for number in numbers] and len(_local(inputs["image"])) == len(numbers)
-    return numbers
+    counted = _local(weights[0]) if weights else [1] * len(numbers)
+    return [number for number, weight in zip(numbers, counted, strict=True) if weight]
 
 
 def _local(array: Any) -> list[Any]:

@@ -1,0 +1,127 @@
+"""Columns of the record tables (`schema.table`), each read by a range request when it is first asked for."""
+
+from __future__ import annotations
+
+import difflib
+import itertools
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from beam_pipeline import schema
+from beam_pipeline.errors import ImageShardsError, UsageError
+from beam_pipeline.schema.manifest import Shard
+from beam_pipeline.schema.table import Field, table_fields
+from beam_pipeline.text import first_few
+from reader.info import DatasetInfo
+
+Array = npt.NDArray[Any]
+
+_HEADER_BYTES = 4096  # of a table: fits the header of about 50 columns, so one request reads it
+_TABLES_AT_ONCE, _TABLES_AHEAD = 32, 128  # of remote storage
+
+
+class Columns(Mapping[str, Array]):
+    """Rows [start, stop) of a shard's record table by column, each read by a range request when it is first asked for.
+
+    Raises:
+        ImageShardsError: the dataset is compressed, or the table isn't this shard's.
+    """
+
+    def __init__(self, info: DatasetInfo, shard: Shard, start: int = 0, stop: int | None = None) -> None:
+        self._info, self.shard, self.start = info, shard, start
+        self._stop = shard.records if stop is None else stop
+        self.records = self._stop - start
+        self._path = info.path(schema.table_file(shard.file))
+        self._header: Mapping[str, Field] | None = None
+        self._loaded: dict[str, Array] = {}
+
+    @property
+    def _fields(self) -> Mapping[str, Field]:
+        if self._header is None:  # not a cached_property: in Python 3.11 one lock makes all instances wait
+            self._header = self._read_header()
+        return self._header
+
+    def _read_header(self) -> Mapping[str, Field]:
+        if self._info.compression != "none":
+            raise ImageShardsError(
+                f"{self._info.url} is compressed with {self._info.compression}, so it has no record tables to select "
+                "by: write it with --compression none"
+            )
+        try:
+            fields, size = table_fields(lambda stop: self._info.storage.read(self._path, 0, stop), _HEADER_BYTES)
+        except ValueError:
+            raise self.error() from None
+        if self.shard.table.bytes != size or any(one.shape[0] != self.shard.records for one in fields.values()):
+            raise self.error()
+        return fields
+
+    def complete(self, name: str) -> Array:
+        """A column of the shard, all rows of it."""
+        if name not in self._loaded:
+            if name not in self._fields:
+                raise UsageError(f"there is no column {name!r}: {nearest(name, self._fields)}")
+            one = self._fields[name]
+            data = self._info.storage.read(self._path, one.offset, one.offset + one.bytes)
+            if len(data) != one.bytes:
+                raise self.error()
+            self._loaded[name] = np.frombuffer(data, one.dtype).reshape(one.shape)
+        return self._loaded[name]
+
+    def __getitem__(self, name: str) -> Array:
+        return self.complete(name)[self.start : self._stop]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._fields)
+
+    def __len__(self) -> int:
+        return len(self._fields)
+
+    def load(self, names: Sequence[str]) -> Columns:
+        """Read some now."""
+        for name in names:
+            self.complete(name)
+        return self
+
+    def loaded(self) -> list[str]:
+        """Names of those that were read."""
+        return list(self._loaded)
+
+    def error(self) -> ImageShardsError:
+        """That the table isn't the shard's."""
+        return ImageShardsError(f"{self._path} isn't the record table of this shard; run the job with --repair")
+
+
+def read_columns(info: DatasetInfo, split: str, names: Sequence[str] = ()) -> Iterator[Columns]:
+    """The record tables of a split string, shard by shard, each with the rows that it names.
+
+    These columns are read ahead by threads, and for later shards whatever was read of the first one.
+    """
+    shards, asked = list(_shards(info, split)), list(names)
+    with ThreadPoolExecutor(_TABLES_AT_ONCE, "reader-tables") as pool:
+        # The first one alone: it tells which columns `where` asks for.
+        for begin, end in itertools.pairwise([0, *range(1, len(shards), _TABLES_AHEAD), len(shards)]):
+            tables = [Columns(info, *one) for one in shards[begin:end]]
+            for columns in (pool.map if info.storage.is_remote else map)(partial(Columns.load, names=asked), tables):
+                yield columns
+            asked = columns.loaded()
+
+
+def _shards(info: DatasetInfo, split: str) -> Iterator[tuple[Shard, int, int]]:
+    for part in info.ranges(split):
+        begin = 0
+        for shard in info.splits[part.split].shards:
+            start, stop = max(part.start - begin, 0), min(part.stop - begin, shard.records)
+            if start < stop:
+                yield shard, start, stop
+            begin += shard.records
+
+
+def nearest(name: object, available: Iterable[str]) -> str:
+    """The end of an error: the name that was meant, or those that there are."""
+    close = difflib.get_close_matches(str(name), available, 1) or [one for one in available if one.endswith(f":{name}")]
+    return f"did you mean {close[0]!r}?" if close else f"there are {first_few(list(available), 20)}"
