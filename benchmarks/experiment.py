@@ -37,7 +37,6 @@ import reader
 from beam_pipeline import storage
 from beam_pipeline.text import plural
 from reader import order
-from reader.batches import open_source
 from reader.buffers import BufferPool
 from reader.engine import Cursor, Engine
 from reader.info import DatasetInfo, ImageInfo
@@ -45,6 +44,7 @@ from reader.machine import cpu_count
 from reader.pixels import ImageDecoder, UndecodableImageError
 from reader.rows import RecordRows
 from reader.splits import first_records
+from reader.stream import open_source
 from reader.tools.bench import Batches, BenchResult, Row, list_files, read_pass
 from reader.tools.checks import read_records
 from reader.tools.requests import Request, SlowStorage

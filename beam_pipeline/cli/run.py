@@ -20,8 +20,8 @@ from beam_pipeline.config import Config
 from beam_pipeline.dataset import answers
 from beam_pipeline.dataset.base import choose_base, moved_ids
 from beam_pipeline.dataset.claim import ClaimedError, VersionLock
-from beam_pipeline.dataset.compare import Comparison, check_same, compare, compare_listing, needs_job
-from beam_pipeline.dataset.preconditions import check_unpublished, no_empty_folders, read_manifest, resolve
+from beam_pipeline.dataset.compare import Comparison, compare, compare_listing, needs_job
+from beam_pipeline.dataset.preconditions import check_same, check_unpublished, no_empty_folders, read_manifest, resolve
 from beam_pipeline.dataset.state import JobState, read_run, run_concurrently
 from beam_pipeline.errors import ImageShardsError, StorageError, UsageError
 from beam_pipeline.images import resize

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from typing import Any, NamedTuple
 
 from beam_pipeline import schema, storage
 from beam_pipeline.config import Config
 from beam_pipeline.conversion.fetch import convert_all
+from beam_pipeline.dataset.preconditions import check_same, choices
 from beam_pipeline.dataset.state import read_run
-from beam_pipeline.errors import ImageShardsError, StorageError, UsageError
+from beam_pipeline.errors import ImageShardsError, UsageError
 from beam_pipeline.inputs import folders
 from beam_pipeline.inputs.references import ImageRef, content_fields, listing_fields, reference_fields
 from beam_pipeline.schema import ShardName, is_ours
@@ -92,23 +92,13 @@ def compare(config: Config, manifest: Content, inputs: ComparedInputs) -> Compar
         raise ImageShardsError(
             f"the input has changed since {config.dataset_url} was published: {manifest.images} images were "
             f"listed then, {inputs.images} now, {inputs.different} of {len(manifest.shards)} shards differ; "
-            f"{_choices(config, manifest, inputs.labels)}"
+            f"{choices(config, manifest, inputs.labels)}"
         )
     damage, by = _find_damage(config, manifest, inputs)
     unread = 0 if config.repair else manifest.images - inputs.by_content
     run = read_run(config)
     etags_differ = unread > 0 and as_run(run).inputs not in ("", inputs.references)
     return Comparison(damage, _summary(manifest, inputs.by_content, unread, by), etags_differ, run)
-
-
-def check_same(config: Config, manifest: Content) -> None:
-    """Check that the version was made under this name, and with this configuration.
-
-    Raises:
-        UsageError: it wasn't.
-    """
-    _check_name(config, manifest)
-    _check_configuration(config, manifest)
 
 
 def _summary(manifest: Content, compared: int, unread: int, by: str) -> str:
@@ -126,81 +116,6 @@ def _summary(manifest: Content, compared: int, unread: int, by: str) -> str:
     others = ["files"] * (by == _SIZES) + [plural(unread, "image")] * bool(unread)
     unchecked = f"; contents of {' and '.join(others)} were not checked: --repair checks them" if others else ""
     return ", ".join(parts) + unchecked
-
-
-def _check_name(config: Config, manifest: Content) -> None:
-    """A renamed folder's files keep the old name: repair would write others next to them."""
-    for flag, ours in (("name", config.name), ("version", config.version)):
-        if getattr(manifest, flag) != ours:
-            raise UsageError(
-                f"--{flag} {ours!r}: {config.dataset_url} was published as {manifest.name}/{manifest.version}, "
-                "and its files say so: give its folder that name again, or use --overwrite"
-            )
-
-
-def _check_configuration(config: Config, manifest: Content) -> None:
-    ours, theirs = config.fingerprint(), manifest.configuration
-    different = sorted(key for key in ours.keys() | theirs.keys() if ours.get(key) != theirs.get(key))
-    if different:
-        name = different[0]
-        others = len(different) - 1
-        more = f" ({plural(others, 'more flag')} {'differs' if others == 1 else 'differ'})" if others else ""
-        keeps_ids = different == ["labels"] and config.labels and not _moved_id(manifest.classes, config.labels)
-        version = _next_version(config, 2 if different == ["exclude"] else 1 if keeps_ids else 0)
-        flag = {"labels": "labels_file", "columns": "manifest"}.get(name, name)
-        of_now, of_then = (_as_written(name, configuration.get(name)) for configuration in (ours, theirs))
-        if name == "exclude":
-            excluded = as_run(read_run(config)).excluded
-            of_now, of_then = _as_list(config.exclude, ours), _as_list(excluded.list if excluded else "a list", theirs)
-        raise UsageError(
-            f"--{flag} {of_now}: {config.dataset_url} is published with {of_then}{more}; choose --version {version} "
-            "or --overwrite"
-        )
-
-
-def _next_version(config: Config, part: int) -> str:
-    """A version that isn't there yet, higher in this part: 0 is MAJOR, 2 PATCH."""
-    names: list[str] = []
-    with suppress(StorageError):  # what is being told matters more
-        names = storage.open_storage(config.output, config.first_contact_s).names(os.path.dirname(config.dataset_url))
-    versions = schema.newest_first([*names, f"{config.version}/"])
-    same = config.version.split(".")[:part]
-    newest = next(numbers for version in versions if (numbers := version.split("."))[:part] == same)
-    return ".".join([*same, str(int(newest[part]) + 1), *["0"] * (2 - part)])
-
-
-def _moved_id(then: Sequence[str], now: Sequence[str]) -> tuple[str, str] | None:
-    """The first class that was published whose id another class has now, and that one; None if new ones are last."""
-    return next((pair for pair in zip(then, now, strict=False) if pair[0] != pair[1]), None)
-
-
-def _choices(config: Config, manifest: Content, labels: set[str]) -> str:
-    """What to do with other inputs: MAJOR is raised if a class gets another id, else MINOR."""
-    if config.layout != "manifest":  # a class folder without images is a class, too
-        labels = labels | {folder.label for folder in folders.class_folders(config, folders.ListingSummary())}
-    minor, moved = _next_version(config, 1), _moved_id(manifest.classes, config.labels or sorted(labels))
-    if moved is None:
-        return f"choose --version {minor} or --overwrite"
-    return (
-        f"class {moved[1]!r} takes the id of {moved[0]!r}: choose --version {_next_version(config, 0)} or "
-        f"--overwrite, or keep the ids with --version {minor} and a --labels_file: the lines of {schema.LABELS_FILE}, "
-        "then the new classes"
-    )
-
-
-def _as_list(url: str, configuration: Mapping[str, Any]) -> str:
-    """The list of `--exclude` that a configuration has by its hash."""
-    sha256 = configuration.get("exclude")
-    return f"{url!r} (SHA-256 {str(sha256)[:12]}…)" if sha256 else "none"
-
-
-def _as_written(name: str, value: Any) -> str:
-    """A value of the configuration as a user gives it."""
-    if name == "image_size":
-        return "none" if value is None else "x".join(map(str, value if value[0] != value[1] else value[:1]))
-    if name == "columns":
-        return f"of columns {', '.join(column['name'] for column in value or ()) or 'none'}"
-    return f"of {', '.join(value)}" if name == "labels" and value else repr(value)
 
 
 class ShardSums:

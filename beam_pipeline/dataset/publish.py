@@ -20,13 +20,13 @@ from beam_pipeline.config import Config
 from beam_pipeline.dataset.claim import SupersededError
 from beam_pipeline.dataset.shard_files import ShardFiles
 from beam_pipeline.dataset.state import JobState, run_concurrently, shard_names
-from beam_pipeline.dataset.totals import DatasetTotals, SummedFile
+from beam_pipeline.dataset.totals import DatasetTotals
 from beam_pipeline.dataset.version import withdraw
 from beam_pipeline.dataset.writer import ClaimedPlan
 from beam_pipeline.errors import ImageShardsError, MissingFileError
 from beam_pipeline.schema import ShardName, canonical_json, is_ours
 from beam_pipeline.schema.job import Plan, Run, Sidecar, document_bytes
-from beam_pipeline.schema.manifest import Content, FileSize, file_sums, seal_manifest
+from beam_pipeline.schema.manifest import Content, FileSize, SummedFile, file_sums, seal_manifest
 from beam_pipeline.schema.tfds import dataset_info_document, features_document
 from beam_pipeline.storage import ListedFile
 

@@ -11,12 +11,12 @@ from beam_pipeline.dataset.compare import Damage
 from beam_pipeline.dataset.publish import metadata_files, reject_lines
 from beam_pipeline.dataset.shard_files import ShardFiles
 from beam_pipeline.dataset.state import JobState, shard_names
-from beam_pipeline.dataset.totals import SummedFile, run_index, run_rows_array
+from beam_pipeline.dataset.totals import run_index, run_rows_array
 from beam_pipeline.dataset.writer import ClaimedPlan
 from beam_pipeline.errors import ImageShardsError
 from beam_pipeline.schema import ShardName
 from beam_pipeline.schema.job import Plan
-from beam_pipeline.schema.manifest import Content
+from beam_pipeline.schema.manifest import Content, SummedFile
 from beam_pipeline.schema.table import read_table
 
 

@@ -1,15 +1,13 @@
-"""The sums of all shards for the manifest and run.json; files whose bytes are summed on their way."""
+"""The sums of all shards: what the manifest and run.json say of them, and whether they may be published."""
 
 from __future__ import annotations
 
-import hashlib
 import io
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from fractions import Fraction
-from typing import IO, Any
+from typing import Any
 
-import google_crc32c
 import msgspec
 import numpy as np
 
@@ -31,39 +29,6 @@ from beam_pipeline.schema.manifest import (
     Source,
     Split,
 )
-
-
-class SummedFile:
-    """Counts bytes and their sums on the way into a file of any size.
-
-    Args:
-        file: is written to.
-        with_sha256: whether their SHA-256 is wanted, too.
-    """
-
-    def __init__(self, file: IO[bytes], with_sha256: bool = True) -> None:
-        self._file = file
-        self._hash = hashlib.sha256() if with_sha256 else None
-        self.bytes = 0
-        self.crc32c = 0
-
-    def write(self, data: bytes) -> int:
-        """Add some bytes."""
-        self.crc32c = google_crc32c.extend(self.crc32c, bytes(data))
-        self.bytes += len(data)
-        if self._hash:
-            self._hash.update(data)
-        return self._file.write(data)
-
-    def flush(self) -> None:
-        """`gzip` calls it."""
-        self._file.flush()
-
-    @property
-    def sums(self) -> FileSums:
-        """Of all bytes."""
-        assert self._hash
-        return FileSums(self.bytes, self.crc32c, self._hash.hexdigest())
 
 
 class DatasetTotals:

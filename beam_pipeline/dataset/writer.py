@@ -28,14 +28,13 @@ from beam_pipeline.dataset.claim import SupersededError
 from beam_pipeline.dataset.progress import report
 from beam_pipeline.dataset.shard_files import ShardFiles
 from beam_pipeline.dataset.state import JobState, run_concurrently
-from beam_pipeline.dataset.totals import SummedFile
 from beam_pipeline.dataset.version import withdraw
 from beam_pipeline.errors import ImageShardsError, Reject
 from beam_pipeline.images import EncodedImage
 from beam_pipeline.inputs.references import ImageRef, content_fields, listing_fields
 from beam_pipeline.schema import ShardName, example, table
 from beam_pipeline.schema.job import Counts, Plan, ReferenceSum, RejectLine, Sidecar, add_counts
-from beam_pipeline.schema.manifest import Column, Content, Shard, file_sums, seal_manifest
+from beam_pipeline.schema.manifest import Column, Content, Shard, SummedFile, file_sums, seal_manifest
 
 _GZIP_LEVEL = 6
 

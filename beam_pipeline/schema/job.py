@@ -7,7 +7,7 @@ import json
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TypeVar
+from typing import Self, TypeVar
 
 import msgspec
 from msgspec import UNSET, Struct, UnsetType
@@ -149,7 +149,31 @@ class ClaimHolder(Struct, frozen=True):
         return f"another job{who}"
 
 
-class Counts(Struct):
+Key = TypeVar("Key", str, int)
+
+
+def add_counts(into: dict[Key, int], counts: dict[Key, int]) -> None:
+    """Add counts by key to others."""
+    for key, count in counts.items():
+        into[key] = into.get(key, 0) + count
+
+
+class Sums(Struct):
+    """Numbers, counts by key and sets of a part, which add up."""
+
+    def merge(self, other: Self) -> None:
+        """Add those of another part."""
+        for name in self.__struct_fields__:
+            mine, theirs = getattr(self, name), getattr(other, name)
+            if isinstance(mine, dict):
+                add_counts(mine, theirs)
+            elif isinstance(mine, set):
+                mine |= theirs
+            elif isinstance(mine, int | float):
+                setattr(self, name, mine + theirs)
+
+
+class Counts(Sums):
     """Counts over images, of a shard, a split or all.
 
     Attributes:
@@ -191,31 +215,10 @@ class Counts(Struct):
 
     def merge(self, other: Counts) -> None:
         """Add all that another one counted."""
-        self.records += other.records
-        self.source_bytes += other.source_bytes
-        self.matched += other.matched
-        self.reused += other.reused
-        self.cpu_s += other.cpu_s
-        add_counts(self.rejects, other.rejects)
-        add_counts(self.class_counts, other.class_counts)
-        add_counts(self.source_formats, other.source_formats)
-        add_counts(self.passed_through, other.passed_through)
-        add_counts(self.bits_used, other.bits_used)
-        for size, source_size in (
-            (other.min_size, other.source_min_size),
-            (other.max_size, other.source_max_size),
-        ):
+        Sums.merge(self, other)
+        for size, source_size in ((other.min_size, other.source_min_size), (other.max_size, other.source_max_size)):
             if size and source_size:
                 self.add_sizes(size, source_size)
-
-
-Key = TypeVar("Key", str, int)
-
-
-def add_counts(into: dict[Key, int], counts: dict[Key, int]) -> None:
-    """Add counts by key to others."""
-    for key, count in counts.items():
-        into[key] = into.get(key, 0) + count
 
 
 def _least(a: Size | None, b: Size) -> Size:
@@ -314,12 +317,12 @@ def as_run(document: object) -> Run:
         return Run()
 
 
-class ComparedInputs(Struct):
+class ComparedInputs(Sums):
     """What a comparison of today's input with a published version found, of a shard or of all.
 
     Attributes:
         images: listed now.
-        references: `ReferenceSum` of these, as run.json keeps it; "" until all are listed.
+        references: `ReferenceSum` of these, as run.json keeps it; "" in a part.
         labels: classes that images have now.
         different: shards whose images are others.
         by_content: images that have the contents that were published.
@@ -332,15 +335,6 @@ class ComparedInputs(Struct):
     different: int = 0
     by_content: int = 0
     corrupt: set[str] = set()
-
-    def merge(self, other: ComparedInputs) -> None:
-        """Add what another part found."""
-        self.images += other.images
-        self.references = self.references or other.references
-        self.labels |= other.labels
-        self.different += other.different
-        self.by_content += other.by_content
-        self.corrupt |= other.corrupt
 
 
 class PlannedJob(Struct, frozen=True):

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import hashlib
 import json
 import re
 import reprlib
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping
-from typing import Annotated, Any, Literal, NoReturn, TypeAlias
+from typing import IO, Annotated, Any, Literal, NoReturn, TypeAlias
 
 import google_crc32c
 import msgspec
@@ -52,6 +53,39 @@ class FileSums(FileSize, frozen=True):
 def file_sums(data: bytes) -> FileSums:
     """Size and sums of a small file."""
     return FileSums(len(data), google_crc32c.value(data), sha256(data))
+
+
+class SummedFile:
+    """Counts bytes and their sums on the way into a file of any size.
+
+    Args:
+        file: is written to.
+        with_sha256: whether their SHA-256 is wanted, too.
+    """
+
+    def __init__(self, file: IO[bytes], with_sha256: bool = True) -> None:
+        self._file = file
+        self._hash = hashlib.sha256() if with_sha256 else None
+        self.bytes = 0
+        self.crc32c = 0
+
+    def write(self, data: bytes) -> int:
+        """Add some bytes."""
+        self.crc32c = google_crc32c.extend(self.crc32c, bytes(data))
+        self.bytes += len(data)
+        if self._hash:
+            self._hash.update(data)
+        return self._file.write(data)
+
+    def flush(self) -> None:
+        """`gzip` calls it."""
+        self._file.flush()
+
+    @property
+    def sums(self) -> FileSums:
+        """Of all bytes."""
+        assert self._hash
+        return FileSums(self.bytes, self.crc32c, self._hash.hexdigest())
 
 
 class Shard(Struct, frozen=True):
