@@ -2,7 +2,7 @@
 
     import imageshards
 
-    imageshards.run(imageshards.Config(input="photos", output="datasets", name="photos"))
+    imageshards.write(imageshards.Config(input="photos", output="datasets", name="photos"))
     train = imageshards.train_batches("datasets/photos/1.0.0", "train", global_batch_size=64)
 
 `import imageshards` is cheap: each name is loaded on first use, so nobody needs the packages of the other side. Nothing
@@ -21,13 +21,16 @@ from beam_pipeline.errors import EXIT_OK, ImageShardsError, UsageError, print_er
 
 if TYPE_CHECKING:  # for editors
     from beam_pipeline import *  # noqa: F403
+    from beam_pipeline import run as write  # noqa: F401
     from reader import *  # noqa: F403
 
 
 def __getattr__(name: str) -> Any:
     if name == "__all__":
         return __dir__()
-    if name in beam_pipeline.__all__:
+    if name == "write":  # as the command is called
+        return beam_pipeline.run
+    if name in beam_pipeline.__all__ and name != "run":
         return getattr(beam_pipeline, name)
     if not name.startswith("_") and name in _reader().__all__:
         return getattr(_reader(), name)
@@ -35,7 +38,7 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({ImageShardsError.__name__, *beam_pipeline.__all__, *_reader().__all__})
+    return sorted({ImageShardsError.__name__, "write", *beam_pipeline.__all__, *_reader().__all__} - {"run"})
 
 
 def _reader() -> ModuleType:

@@ -77,7 +77,7 @@ import imageshards
 config = imageshards.Config(
     input=PHOTOS, output=f"{ROOT}/datasets", name="photos", image_size=96, splits="train=0.8,validation=0.2"
 )
-manifest = imageshards.run(config)
+manifest = imageshards.write(config)
 manifest
 
 # %% [markdown]

@@ -80,12 +80,15 @@ def test_no_message_of_either_package_names_another_program() -> None:
 
 
 def test_public_names_are_both_packages_and_the_error_to_catch() -> None:
-    both = {"ImageShardsError", *beam_pipeline.__all__, *reader.__all__}
+    both = {"ImageShardsError", "write", *beam_pipeline.__all__, *reader.__all__} - {"run"}
     assert set(dir(imageshards)) == both == set(imageshards.__all__)
     assert dir(beam_pipeline) == sorted(beam_pipeline.__all__)
     for package in (beam_pipeline, reader):
-        for name in {"Config", "Manifest", "run", "load_info", "train_batches", "verify"} & set(package.__all__):
+        for name in {"Config", "Manifest", "load_info", "train_batches", "verify"} & set(package.__all__):
             assert getattr(imageshards, name) is getattr(package, name)
+    assert imageshards.write is beam_pipeline.run, "as the command is called"
+    with pytest.raises(UsageError, match=r"^imageshards\.write\('photos'\): give an imageshards\.Config$"):
+        imageshards.write("photos")
     # Of two things with one name, one would be lost.
     assert set(beam_pipeline.__all__) & set(reader.__all__) == {"__version__"}
     with pytest.raises(AttributeError, match="'imageshards' has no attribute 'train_batchs'"):
@@ -93,7 +96,7 @@ def test_public_names_are_both_packages_and_the_error_to_catch() -> None:
 
 
 def test_importing_it_and_listing_its_names_and_verbs_needs_no_extra(tmp_path: Path) -> None:
-    program = "import imageshards\nassert {'run', 'load_info'} <= set(dir(imageshards))\nimageshards.main(['--help'])"
+    program = "import imageshards\nassert {'write', 'load_info'} <= set(dir(imageshards))\nimageshards.main(['--help'])"
     assert "  write " in run_without(HEAVY, program, tmp_path, PYTHONPATH=str(make.ROOT)).stdout
 
 

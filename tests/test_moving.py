@@ -43,7 +43,7 @@ def write_cities(folder: Path) -> None:
     lines += [f"{path},{path.parent},train,{row}" for path, row in zip(paths, rows, strict=False)]
     (folder / "cities.csv").write_text("\n".join(lines) + "\n")
     options = {"layout": "manifest", "manifest": "cities.csv", "input": "photos", "output": "datasets"}
-    imageshards.run(imageshards.Config(name="cities", image_size=64, **options))
+    imageshards.write(imageshards.Config(name="cities", image_size=64, **options))
 
 
 def write_records(folder: Path) -> None:

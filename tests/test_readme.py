@@ -85,7 +85,7 @@ def test_all_recipes_run_as_a_user_runs_them_and_what_one_opens_feeds_keras(tmp_
 
 def test_there_are_recipes_for_both_sides() -> None:
     texts = "\n".join(text for _, text in recipes())
-    wanted = ("imageshards write ", "imageshards.run(", "imageshards verify ", "imageshards.train_dataset(", "tfds.")
+    wanted = ("imageshards write ", "imageshards.write(", "imageshards verify ", "imageshards.train_dataset(", "tfds.")
     assert [one for one in wanted if one not in texts] == []
 
 

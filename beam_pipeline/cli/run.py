@@ -73,6 +73,8 @@ def launched(config: Config) -> Iterator[Callable[[PipelineOptions | None, Seque
         ImageShardsError: another command is writing the version.
     """
     beam_pipeline.require_pipeline()
+    if not isinstance(config, Config):
+        raise UsageError(f"imageshards.write({config!r}): give an imageshards.Config")
     if notebook.is_active():
         yield partial(notebook.run_elsewhere, config)
         return

@@ -67,7 +67,7 @@ def until(condition: Any, seconds: float = 60) -> None:
 def test_the_readmes_block_runs_in_a_notebook_and_a_manifest_is_shown_in_one_line(
     kernel: Kernel, tmp_path: Path
 ) -> None:
-    (block,) = (text for language, text in recipes() if language == "python" and "imageshards.run(" in text)
+    (block,) = (text for language, text in recipes() if language == "python" and "imageshards.write(" in text)
     assert kernel.run(block).splitlines() == [f"{tmp_path}/datasets/small/1.0.0 {{'train': 40}} {{}}"]
     shown = f"Manifest(url='{tmp_path}/datasets/small/1.0.0', outcome='published', records=40, rejects=0, classes=3)"
     assert kernel.run("manifest").splitlines() == [shown]
@@ -76,7 +76,7 @@ def test_the_readmes_block_runs_in_a_notebook_and_a_manifest_is_shown_in_one_lin
 
 @pytest.mark.soak
 def test_an_error_is_the_same_as_elsewhere_and_a_plan_is_printed(kernel: Kernel, tmp_path: Path) -> None:
-    call = "import imageshards; imageshards.run(imageshards.Config(input={!r}, output='out', name='x'{}))"
+    call = "import imageshards; imageshards.write(imageshards.Config(input={!r}, output='out', name='x'{}))"
     said = kernel.run(call.format("nowhere", ""))
     line = re.sub(r"\x1b\[[\d;]*m", "", said).splitlines()[-1]
     assert line == f"UsageError: --input '{tmp_path}/nowhere': no such folder"
@@ -88,7 +88,7 @@ def test_the_stop_button_is_one_line_and_no_job_outlives_its_kernel(kernel: Kern
     folder = make.class_folders(tmp_path / "many", {"a": 12}, size=(1600, 1200))
     for number in range(300):  # more than are converted meanwhile
         (folder / f"a{number}").symlink_to(folder / "a")
-    call = "import imageshards; imageshards.run(imageshards.Config(input='many', output='out', name='x'))"
+    call = "import imageshards; imageshards.write(imageshards.Config(input='many', output='out', name='x'))"
     manager = kernel.client.km
 
     def stop() -> None:
