@@ -16,20 +16,20 @@ def number(kind: type[int] | type[float], wanted: str, fits: Callable[[Any], boo
             read_value = kind(str(value))
             if fits(read_value):
                 return read_value
-        raise ValueError(f"give a {wanted}")
+        raise ValueError(f"give {wanted}")
 
     return read
 
 
 def integer_from(least: int) -> Callable[[object], int]:
-    """Reads a whole number that is no smaller."""
-    return number(int, f"whole number from {least}", lambda value: value >= least)
+    """Reads an integer that is no smaller."""
+    return number(int, f"an integer from {least}", lambda value: value >= least)
 
 
-INTEGER = number(int, "whole number", lambda value: True)
-BETWEEN_0_AND_1 = number(float, "number between 0 and 1", lambda value: 0 < value < 1)
-POSITIVE = number(float, "number above 0", lambda value: 0 < value < math.inf)
-BELOW_1 = number(float, "number from 0 to 0.99", lambda value: 0 <= value <= 0.99)
+INTEGER = number(int, "an integer", lambda value: True)
+BETWEEN_0_AND_1 = number(float, "a number between 0 and 1", lambda value: 0 < value < 1)
+POSITIVE = number(float, "a number above 0", lambda value: 0 < value < math.inf)
+BELOW_1 = number(float, "a number from 0 to 0.99", lambda value: 0 <= value <= 0.99)
 
 
 def one_of(choices: str) -> Callable[[object], object]:

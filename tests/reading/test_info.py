@@ -242,7 +242,7 @@ def test_a_position_takes_numbers_of_any_kind(dataset: str) -> None:
     begin = reader.train_batches(dataset, "train", **numbers).start
     assert reader.train_batches(dataset, "train", **arrays).start.to_json() == begin.to_json()
     for wrong in ({"seed": "x"}, {"global_batch_size": 2.5}, {"window_runs": 1.5}):
-        with pytest.raises(UsageError, match="a whole number"):
+        with pytest.raises(UsageError, match="an integer"):
             reader.train_batches(dataset, "train", **{**numbers, **wrong})
 
 

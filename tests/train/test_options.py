@@ -181,7 +181,7 @@ def test_values_from_python_are_checked_as_those_of_the_command(options: dict[st
 def test_text_and_paths_are_read_as_on_the_command_line() -> None:
     options = TrainOptions(epochs="3", learning_rate="1e-3", out=Path("runs"), seed=np.int64(-1))
     assert options == TrainOptions(epochs=3, learning_rate=0.001, out="runs", seed=-1)
-    with pytest.raises(UsageError, match="--seed 'None': give a whole number"):
+    with pytest.raises(UsageError, match="--seed 'None': give an integer"):
         TrainOptions(seed=None)
 
 
