@@ -97,7 +97,7 @@ DEADLY = {
     "segfault": ("decoder_crash", "its decoder ended by signal SIGSEGV, twice"),
     "exit": ("decoder_crash", "its decoder ended with exit code 3, twice"),
     "killed": ("out_of_memory", "its decoder was killed by the system, twice"),
-    "sleep with the interpreter": ("decoder_timeout", "no end in 2 s, twice"),
+    "sleep with the interpreter": ("decoder_timeout", "did not finish within 2 s (2 attempts)"),
     "half an answer": ("decoder_crash", "its decoder ended with exit code 0, twice"),
     **dict.fromkeys(
         ("nonsense", "out of step", *(f"says {answer}" for answer in NO_ANSWERS)),
