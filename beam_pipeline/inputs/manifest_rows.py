@@ -35,10 +35,8 @@ _MD5 = re.compile("[0-9a-f]{32}")
 _BOX_ROWS = 100  # that are read to detect boxes
 _NUMBER_SEPARATORS, _LAST_SEPARATOR = re.compile(r"\s*[;,|]\s*|\s+"), re.compile(r"(?<=\S)\s*[;,|]$")
 _NO_CLASS = re.compile(r"[+-]?nan|<na>|.*[;|].*", re.IGNORECASE)  # missing, as pandas writes it, or several
-_LIKE = {
-    "path": "file|path|image|img|url|uri",
-    "label": "label|class|categor|target|species",
-}  # what else it may be called
+# What else it may be called.
+_LIKE = {"path": "file|path|image|img|url|uri", "label": "label|class|categor|target|species"}
 
 
 def read_header(url: str, deadline_s: float) -> tuple[str, ...]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import os
 import tempfile
+import uuid
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
@@ -309,7 +310,8 @@ def _published(out: str) -> Iterator[IO[bytes]]:
         raise UsageError(f"--out {out!r}: {why}")
     store = storage.open_storage(url)
     with tempfile.TemporaryDirectory() as scratch:
-        part = Path(f"{url}.part" if storage.is_local(url) else f"{scratch}/list")
+        # A name of its own: what the user may have next to it stays.
+        part = Path(os.path.dirname(url) if storage.is_local(url) else scratch, f"{uuid.uuid4().hex}.tmp")
         try:
             if storage.is_local(url) and os.path.isdir(url):
                 raise IsADirectoryError(None, "it is a folder")

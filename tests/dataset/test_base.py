@@ -236,7 +236,7 @@ def drop_column(name: str) -> Callable[[Any], None]:
     return lambda columns: columns.pop(name)
 
 
-LIES: dict[str, Callable[[Any], object]] = {
+UNTRUE: dict[str, Callable[[Any], object]] = {
     "source_format=99": set_column("source_format", 99),
     "passthrough=77": set_column("passthrough", 77),
     "source_height=0": set_column("source_height", 0),
@@ -279,9 +279,9 @@ def with_columns(change: Callable[[Any], object]) -> Callable[[bytes], bytes]:
     return table_of
 
 
-@pytest.mark.parametrize("lie", [*LIES, "junk"])
+@pytest.mark.parametrize("lie", [*UNTRUE, "junk"])
 def test_sealed_tables_that_no_job_writes_end_the_base_with_one_notice(grown: Path, lie: str) -> None:
-    replace_tables(grown / "out/photos/1.0.0", with_columns(LIES[lie]) if lie in LIES else lambda _: b"junk")
+    replace_tables(grown / "out/photos/1.0.0", with_columns(UNTRUE[lie]) if lie in UNTRUE else lambda _: b"junk")
     reused, told = found(grown)
     assert reused == 0 and told.count("warning: continuing without base 1.0.0: ") == told.count("\n") == 1, told
 

@@ -204,7 +204,10 @@ def test_without_any_the_exit_code_is_0_and_the_list_is_empty(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     version = make.published(make.class_folders(tmp_path / "in", {"ant": 3}), tmp_path / "out")
+    (tmp_path / "list.part").write_text("mine")
     assert imageshards.main(["duplicates", str(version), "--out", str(tmp_path / "list")]) == 0
+    assert {path.name for path in tmp_path.iterdir()} == {"in", "out", "list", "list.part"}
+    assert (tmp_path / "list.part").read_text() == "mine"
     assert capsys.readouterr().out == "no two of 3 images have the same bytes\n"
     assert (tmp_path / "list").read_bytes() == b""
 
