@@ -7,14 +7,18 @@ from __future__ import annotations
 
 import codecs
 import dataclasses
+import functools
 import hashlib
+import json
 import threading
 from array import array
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
+from difflib import get_close_matches
 from typing import TYPE_CHECKING, NamedTuple
 
+import msgspec
 import numpy as np
 from msgspec import UNSET, UnsetType
 
@@ -23,7 +27,7 @@ from beam_pipeline.config import Config, wrong
 from beam_pipeline.errors import ImageShardsError, UsageError
 from beam_pipeline.inputs.references import ImageRef
 from beam_pipeline.schema.exclude import ListedImage
-from beam_pipeline.schema.job import Excluded, read_document
+from beam_pipeline.schema.job import Excluded
 from beam_pipeline.schema.table import name_hash, order_key
 from beam_pipeline.text import plural
 
@@ -149,9 +153,26 @@ def _parsed(text: bytes, is_json: bool) -> ListedImage:
     shown = repr(text[:100].decode("utf-8", "replace"))
     if not is_json and text.startswith(b'{"'):
         raise ValueError(f"{shown} is JSON, not a path: let the name of the list end in .jsonl")
-    line = read_document(text, ListedImage) if is_json else ListedImage(text.decode("utf-8", "surrogateescape"))
+    line = _of_json(text) if is_json else ListedImage(text.decode("utf-8", "surrogateescape"))
     if line is None:
         raise ValueError(f"{shown} can't be read: {_FORM}")
     if not line.path or "\0" in line.path:
         raise ValueError(f"{shown}: no file can have this path: correct it, or remove the line")
     return line
+
+
+def _of_json(text: bytes) -> ListedImage | None:
+    """A line of JSON; None if it holds anything else, or a key that may be one of ours misspelled."""
+    try:
+        document = json.loads(text)
+        line = msgspec.convert(document, ListedImage)
+    except (ValueError, RecursionError):
+        return None
+    return None if any(map(_is_misspelled, document)) else line
+
+
+@functools.lru_cache(maxsize=100)
+def _is_misspelled(key: str) -> bool:
+    """Whether a key is nearly one of ours; those of other tools may be there, too."""
+    ours = ListedImage.__struct_fields__
+    return key not in ours and bool(get_close_matches(key.strip().lower(), ours, cutoff=0.75))

@@ -53,6 +53,7 @@ TEXTS = {
     "undecided.jsonl": "".join(f'{{"path":"cat/{n}.jpg","group":"{n}"}}\n' for n in "0123456789"),
     "no_path.jsonl": '\n{"path":"cat/0.jpg"}\n{"image":"cat/1.jpg"}\n',
     "no_choice.jsonl": '{"path":"cat/0.jpg","group":"a","keep":"yes"}\n',
+    "misspelled.jsonl": '{"path":"cat/0.jpg","distance":0}\n{"path":"cat/1.jpg","Keep":true}\n',
     "no_file.jsonl": '{"path":""}\n',
     "no_lines.txt": "cat/0.jpg\0cat/1.jpg\0",
     "lines.txt": '{"path":"cat/0.jpg"}\n',
