@@ -34,6 +34,8 @@ _REFUSED = re.compile(
     r"error: \S+/1\.0\.0 is being written by another job"
     r"( \(process \d+ on \S+, since .* UTC\))?: wait for it to finish\n"
 )
+# A command with other flags that comes when the first has published.
+_LATE = re.compile(r"error: --seed 1: \S+/1\.0\.0 is published with 0; choose --version 2\.0\.0 or --overwrite\n")
 _ELSEWHERE = ("unshare", "--uts", "--pid", "--fork", "sh", "-c", 'hostname elsewhere && exec "$@"', "sh")
 References = Mapping[tuple[str, ...], Reference]  # flags → what a command alone gives
 
@@ -70,6 +72,8 @@ def _said(output: Output, result: make.Finished) -> str:
     """What one of the two says, which has to be one of three things."""
     if result.code == 1 and not output.server and _REFUSED.fullmatch(result.err):
         return "refused"
+    if result.code == 2 and _LATE.fullmatch(result.err):
+        return "already published"
     assert result.code == 0, result
     return "already published" if result.out.startswith("already published") else "published"
 
