@@ -75,7 +75,7 @@ _file = functools.partial(_folder, is_file=True)
 
 def _list(value: str | os.PathLike[str] | None) -> str:
     if str(value).lower().endswith(".csv"):
-        raise ValueError("it can't be CSV: save its paths as a .txt file, one a line, or as JSONL")
+        raise ValueError("it can't be CSV: save its paths as a .txt file, one per line, or as JSONL")
     return _file(value)
 
 
@@ -322,9 +322,9 @@ class Config:
         "age:int64, score:float32, caption:bytes, tags:bytes[]. Paths are relative to --input (the file's folder) or "
         "full URLs", "FILE")
     labels_file: Url = Flag(
-        _URLS, "", _file, "class names in the order of their ids, one a line (default: sorted folder names)", "FILE")
+        _URLS, "", _file, "class names in the order of their ids, one per line (default: sorted folder names)", "FILE")
     exclude: Url = Flag(
-        _URLS, "", _list, "images to leave out, whose classes stay: a text file of paths below --input, one a line, or "
+        _URLS, "", _list, "images to leave out, whose classes stay: a text file of paths below --input, one per line, or "
         ".jsonl, with the lines that imageshards duplicates writes", "FILE")
     folders_are_classes: Switch = Flag(
         _URLS, False, _switch, "the folders are the classes, although they look like splits or like a folder above "
@@ -409,7 +409,7 @@ class Config:
     overwrite: Switch = Flag(_JOB, False, _switch, "delete a published version and rewrite it")
     restart: Switch = Flag(_JOB, False, _switch, "discard what an unpublished job has written, and start over")
     preflight: Switch = Flag(
-        _JOB, False, _switch, "check input, output, credentials, buckets and versions, a line each, and stop")
+        _JOB, False, _switch, "check input, output, credentials, buckets and versions, one line each, and stop")
     detach: Switch = Flag(
         _JOB, False, _switch, "submit the job to Dataflow and return; the same command later watches it")
     # fmt: on

@@ -57,7 +57,7 @@ def draw_folder(folder: Path, images: int = 600, classes: int = 5, seed: int = 0
     if not 1 <= classes <= len(SHAPES):
         raise UsageError(f"--classes '{classes}': give a number from 1 to {len(SHAPES)}: there are no more shapes")
     if not classes <= images < 10**6:
-        raise UsageError(f"--images '{images}': give a number from {classes} (one a class) to 999999")
+        raise UsageError(f"--images '{images}': give a number from {classes} (one per class) to 999999")
     if not 0 <= broken < 1000:
         raise UsageError(f"--broken '{broken}': give a number from 0 to 999")
     labels = list(SHAPES)[:classes]

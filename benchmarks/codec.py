@@ -4,7 +4,7 @@
 
 IMAGES is a folder of photos (drawn pictures without). Two kinds of input are measured: the photos, and large ones made
 by laying them out side by side, which keeps the detail of every pixel (an enlarged photo has none to lose). "plain" is
-Pillow's straight path: decode whole, then filter. Times are CPU ms an image of one thread. It prints Markdown
+Pillow's straight path: decode whole, then filter. Times are CPU ms per image of one thread. It prints Markdown
 for RESULTS.md.
 """
 
@@ -57,7 +57,7 @@ def main() -> None:
         folder = material(arguments.images, Path(scratch), arguments.count)
         photos = [path.read_bytes() for path in sorted(folder.rglob("*.*"))]
     codec, worker = overheads_us()
-    print(f"Python beyond Pillow's calls: {codec:.0f} µs an image, with all that a worker does {worker:.0f} µs.")
+    print(f"Python beyond Pillow's calls: {codec:.0f} µs per image, with all that a worker does {worker:.0f} µs.")
     compare("photos", photos, config.image_options, arguments.rounds)
     large = [mosaic(photos, number, arguments.megapixels) for number in range(arguments.large)]
     compare(f"photos of {arguments.megapixels:g} MP", large, config.image_options, arguments.rounds)

@@ -2,7 +2,7 @@
 
     python benchmarks/many_cores.py [IMAGES] [--count 20480] [--repeats 5] [--threads 2,8,16,32]
 
-First decoding is replaced by nothing: CPU µs a record from the page cache, all else included. Then by a sleep of
+First decoding is replaced by nothing: CPU µs per record from the page cache, all else included. Then by a sleep of
 270 µs, in which other threads run as they do while libjpeg-turbo decodes: sleeping threads stand for cores that this
 machine lacks. Beside it a bare loop of as many threads with the same sleep, alone and with 14 µs of Python for each
 image: no reader in Python can be faster. A sleep takes some 60 µs longer than it is told, here as there.

@@ -164,7 +164,7 @@ def rates(local: str, remote: str, proxy: str, count: int, repeats: int) -> None
         used = sum(shard["bytes"] for shard in splits["train"]["shards"]) / splits["train"]["records"] * images
         fetched = after["bytes"] - before["bytes"]
         print(turns.table(runs, (next(iter(cases)),)))
-        print(f"server and proxy took {servers_s / images * 1e6:.0f} CPU µs an image of the same CPUs;", end=" ")
+        print(f"server and proxy took {servers_s / images * 1e6:.0f} CPU µs per image of the same CPUs;", end=" ")
         print(f"fetched {fetched / 1e6:,.0f} MB, used {used / 1e6:,.0f} MB: {fetched / used:.3f} times\n", flush=True)
 
 

@@ -2,7 +2,7 @@
 
     python benchmarks/resize.py [IMAGES] [--count 100] [--rounds 9]
 
-IMAGES is a folder of photos (drawn pictures without). The ways run in turns in one thread; CPU µs an image, median
+IMAGES is a folder of photos (drawn pictures without). The ways run in turns in one thread; CPU µs per image, median
 (least – most), and the quality of the result compared with a resize in float64. Their pixels are compared, too. It
 prints Markdown for RESULTS.md.
 """

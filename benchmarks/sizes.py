@@ -1,4 +1,4 @@
-"""What a stored size costs a training with random crops: bytes an image, and CPU to read it.
+"""What a stored size costs a training with random crops: bytes per image, and CPU to read it.
 
     python benchmarks/sizes.py [IMAGES] [--count 300] [--repeats 3]
 
@@ -50,7 +50,7 @@ def main() -> None:
 
 
 def cpu_us(url: str) -> float:
-    """CPU µs an image."""
+    """CPU µs per image."""
     crop = reader.augment.random_resized_crop(then=reader.augment.flip)
     batches = reader.train_batches(url, "train", global_batch_size=BATCH, image_size=SIZE, augment=crop).repeat()
     next(batches)

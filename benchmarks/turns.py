@@ -58,7 +58,7 @@ class Run(NamedTuple):
 
     @property
     def cpu_us(self) -> float:
-        """CPU µs an image."""
+        """CPU µs per image."""
         return self.cpu_s / self.images * 1e6
 
 
@@ -187,7 +187,7 @@ def table(
         base: cases of which the best is 1.00, turn by turn, each time by clock and by CPU.
         more: further columns: name → case → cell.
     """
-    columns = ["", "images/s", "CPU µs an image", "peak MB", *(["× base by clock", "× base by CPU"] if base else [])]
+    columns = ["", "images/s", "CPU µs per image", "peak MB", *(["× base by clock", "× base by CPU"] if base else [])]
     columns += more or {}
     lines = [_line(columns), _line(["---"] * len(columns))]
     bases = [name for name in base if name in runs]

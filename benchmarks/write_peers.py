@@ -64,7 +64,7 @@ def main() -> None:
         cases = {name: command for name, command in cases.items() if any(part in name for part in wanted)}
         print(f"{flags.count:,} images, {flags.repeats} turns", flush=True)
         runs: dict[str, list[Run]] = {name: [] for name in cases}
-        more: dict[str, dict[str, str]] = {"shards": {}, "kB an image": {}, "lost": {}}
+        more: dict[str, dict[str, str]] = {"shards": {}, "kB per image": {}, "lost": {}}
         for _ in range(flags.repeats):
             for name in list(runs):
                 try:
@@ -105,7 +105,7 @@ def commands(rows: str, images: str, output: str) -> dict[str, list[str]]:
 
 
 def written(output: Path, images: int) -> dict[str, str]:
-    """Number, mean size and worst deviation of the shards; bytes a stored image; images that aren't there."""
+    """Number, mean size and worst deviation of the shards; bytes per stored image; images that aren't there."""
     sizes, stored = [], []
     for path in shards(output):
         sizes.append(path.stat().st_size)
@@ -117,7 +117,7 @@ def written(output: Path, images: int) -> dict[str, str]:
     worst = max(abs(size / mean - 1) for size in sizes)
     return {
         "shards": f"{len(sizes)} × {mean / 1e6:.1f} MB ± {worst:.1%}",
-        "kB an image": f"{statistics.fmean(map(len, stored)) / 1e3:.1f}",
+        "kB per image": f"{statistics.fmean(map(len, stored)) / 1e3:.1f}",
         "lost": str(images - len(stored)),
     }
 

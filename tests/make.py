@@ -59,7 +59,7 @@ def picture(width: int = 48, height: int = 36, seed: int = 0) -> Image.Image:
 
 
 def noise(width: int, height: int, seed: int = 0) -> Image.Image:
-    """A picture that doesn't compress: 3 bytes a pixel as PNG."""
+    """A picture that doesn't compress: 3 bytes per pixel as PNG."""
     return Image.fromarray(np.random.default_rng(seed).integers(0, 256, (height, width, 3), dtype=np.uint8))
 
 

@@ -85,7 +85,7 @@ def test_a_folder_with_other_files_is_refused_and_left_alone(tmp_path: Path) -> 
     ("folder", "arguments", "code", "said"),
     [
         ("new", ["--classes", "0"], 2, "error: --classes '0': give a number from 1 to 5: there are no more shapes\n"),
-        ("new", ["--images", "4"], 2, "error: --images '4': give a number from 5 (one a class) to 999999\n"),
+        ("new", ["--images", "4"], 2, "error: --images '4': give a number from 5 (one per class) to 999999\n"),
         ("new", ["--broken", "-1"], 2, "error: --broken '-1': give a number from 0 to 999\n"),
         ("file", [], 2, "error: {} is a file; name a new or an empty folder\n"),
         ("file/below", [], 1, "error: can't draw into {}: "),

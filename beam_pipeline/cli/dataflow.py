@@ -55,11 +55,11 @@ def fleet_size(shards: int, cores: int, most_workers: int, threads: int | None =
         shards, cores, most_workers: at least 1; cores of each worker.
         threads: of each process, if the command says so.
     """
-    threads = threads or min(_quotient(shards, cores * most_workers), _MAX_THREADS)
-    return min(_quotient(shards, cores * threads), most_workers), threads
+    threads = threads or min(_ceil_div(shards, cores * most_workers), _MAX_THREADS)
+    return min(_ceil_div(shards, cores * threads), most_workers), threads
 
 
-def _quotient(dividend: int, divisor: int) -> int:
+def _ceil_div(dividend: int, divisor: int) -> int:
     """The quotient, rounded up."""
     return -(-dividend // divisor)
 
@@ -139,7 +139,7 @@ def defaults(config: Config, options: Mapping[str, Any]) -> dict[str, Any]:
     workers, threads = options["max_num_workers"] or _MAX_WORKERS, options["number_of_worker_harness_threads"]
     cores, shards = cores_of(machine_type), shards_asked_for(config)
     if cores and shards:
-        most = options["max_num_workers"] or max(_MAX_WORKERS, _quotient(shards, cores * _MAX_THREADS))
+        most = options["max_num_workers"] or max(_MAX_WORKERS, _ceil_div(shards, cores * _MAX_THREADS))
         workers, threads = fleet_size(shards, cores, most, threads)
     workers = max(workers, options["num_workers"] or 1)
     values = {

@@ -1,4 +1,4 @@
-"""The checks before a job is submitted: a line each, and the first failure ends the command."""
+"""The checks before a job is submitted: one line each, and the first failure ends the command."""
 
 from __future__ import annotations
 

@@ -168,7 +168,7 @@ def _counts(counters: Iterable[Any]) -> dict[str, int]:
 
 @contextmanager
 def printing_job_states(*names: str, line: StatusLine | None = None) -> Iterator[None]:
-    """Print states, warnings and errors of a job, which Beam only logs, a line each.
+    """Print states, warnings and errors of a job, which Beam only logs, one line each.
 
     On Flink, Spark or another cluster there is no progress line: Beam's `PipelineResult` caches its first answer to
     `metrics()` there.

@@ -158,7 +158,7 @@ def shard_of(manifest: Content, ref: ImageRef) -> tuple[str, int]:
 def _compare_inputs(config: Config, manifest: Content) -> ComparedInputs:
     """Compare today's input with the published one, shard by shard, in this process, streamed."""
     sums, references, total = dict[tuple[str, int], ShardSums](), ReferenceSum(), ComparedInputs()
-    for ref, md5 in with_md5(config, folders.all_images(config)):
+    for ref, md5 in attach_md5(config, folders.all_images(config)):
         # A job with --stratify adds up its listing before the splits are known.
         references.add(reference_fields(ref._replace(split="") if config.stratify else ref))
         total.labels.add(ref.label)
@@ -170,7 +170,7 @@ def _compare_inputs(config: Config, manifest: Content) -> ComparedInputs:
     return total
 
 
-def with_md5(config: Config, refs: Iterable[ImageRef]) -> Iterator[tuple[ImageRef, bytes | None]]:
+def attach_md5(config: Config, refs: Iterable[ImageRef]) -> Iterator[tuple[ImageRef, bytes | None]]:
     """Images with their MD5s, as listed or, with `--repair`, in a worker, read; None if one isn't known.
 
     b"" is the MD5 of an image that a job wouldn't or couldn't read.
@@ -193,7 +193,7 @@ def read_and_compare(
         refs: its images as they are listed now.
     """
     sums, labels = ShardSums(), set[str]()
-    for ref, md5 in with_md5(config, refs):
+    for ref, md5 in attach_md5(config, refs):
         sums.add(ref, md5)
         labels.add(ref.label)
     shard = manifest.shards.get(key)

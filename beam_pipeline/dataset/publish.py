@@ -1,6 +1,6 @@
 """Publishes a finished job: joins the sidecars into indexes, metadata and the manifest, which is the commit point.
 
-Sidecars are read shard by shard; what stays in memory is under 4 kB a shard. Order of writing: run indexes, labels,
+Sidecars are read shard by shard; what stays in memory is under 4 kB per shard. Order of writing: run indexes, labels,
 features.json, rejects.jsonl and run.json at once, while files of other jobs are deleted;
 dataset_info.json; manifest.json. Until then there is no dataset.
 """
@@ -26,7 +26,7 @@ from beam_pipeline.dataset.writer import ClaimedPlan
 from beam_pipeline.errors import ImageShardsError, MissingFileError
 from beam_pipeline.schema import ShardName, canonical_json, is_ours
 from beam_pipeline.schema.job import Plan, Run, Sidecar, document_bytes
-from beam_pipeline.schema.manifest import Content, FileSize, SummedFile, file_sums, seal_manifest
+from beam_pipeline.schema.manifest import Content, FileSize, ChecksumWriter, file_sums, seal_manifest
 from beam_pipeline.schema.tfds import dataset_info_document, features_document
 from beam_pipeline.storage import ListedFile
 
@@ -75,7 +75,7 @@ def _publish(config: Config, state: JobState, plan: Plan, run: Run) -> Content:
         return files
 
     with state.temporary_file() as reject_file, ThreadPoolExecutor(1) as thread:
-        totals, rejects = DatasetTotals(config, plan), SummedFile(reject_file)
+        totals, rejects = DatasetTotals(config, plan), ChecksumWriter(reject_file)
         looked = thread.submit(look)
         for name, sidecar in _sidecars(config, state, plan, looked.result):
             totals.add(name, sidecar)

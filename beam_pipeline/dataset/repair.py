@@ -16,7 +16,7 @@ from beam_pipeline.dataset.writer import ClaimedPlan
 from beam_pipeline.errors import ImageShardsError
 from beam_pipeline.schema import ShardName
 from beam_pipeline.schema.job import Plan
-from beam_pipeline.schema.manifest import Content, SummedFile
+from beam_pipeline.schema.manifest import Content, ChecksumWriter
 from beam_pipeline.schema.table import read_table
 
 
@@ -32,7 +32,7 @@ def restore(
     store = storage.open_storage(config.output, config.io_deadline)
     for file, parts in _restored_files(config, claimed.plan, manifest, damage):
         with state.temporary_file() as out:
-            lines = SummedFile(out)
+            lines = ChecksumWriter(out)
             for part in parts:
                 lines.write(part)
             if lines.sums.sha256 != manifest.files[file]:

@@ -32,7 +32,7 @@ from beam_pipeline.schema.manifest import (
 
 
 class DatasetTotals:
-    """The sidecars of all shards, joined for the manifest, in under 4 kB a shard.
+    """The sidecars of all shards, joined for the manifest, in under 4 kB per shard.
 
     Attributes:
         index_sums: of the text indexes.
@@ -140,7 +140,7 @@ class DatasetTotals:
 
 
 def run_rows_array(rows: Iterable[Sequence[int]]) -> np.ndarray[Any, Any]:
-    """Rows of one shard's runs as an array of `RUN_DTYPE`: 18 bytes a run."""
+    """Rows of one shard's runs as an array of `RUN_DTYPE`: 18 bytes per run."""
     return np.array([tuple(row) for row in rows], schema.RUN_DTYPE)
 
 

@@ -34,7 +34,7 @@ from beam_pipeline.images import EncodedImage
 from beam_pipeline.inputs.references import ImageRef, content_fields, listing_fields
 from beam_pipeline.schema import ShardName, example, table
 from beam_pipeline.schema.job import Counts, Plan, ReferenceSum, RejectLine, Sidecar, add_counts
-from beam_pipeline.schema.manifest import Column, Content, Shard, SummedFile, file_sums, seal_manifest
+from beam_pipeline.schema.manifest import Column, Content, Shard, ChecksumWriter, file_sums, seal_manifest
 
 _GZIP_LEVEL = 6
 
@@ -138,7 +138,7 @@ class ShardWriter:
             return image._replace(data=schema.frame(record))
 
         with self._state.temporary_file() as file:
-            out = SummedFile(file, with_sha256=False)
+            out = ChecksumWriter(file, with_sha256=False)
             with self._compressed(out) as records:
                 for converted in convert_all(self._config, refs, convert, stored_images(self._config, refs)):
                     self._check_cancelled()
@@ -213,7 +213,7 @@ class ShardWriter:
         self._state.put(url, content, files.seen[url], self._check)
 
     @contextmanager
-    def _compressed(self, out: SummedFile) -> Iterator[Any]:
+    def _compressed(self, out: ChecksumWriter) -> Iterator[Any]:
         if self._config.compression == "none":
             yield out
             return
@@ -285,7 +285,7 @@ class TableRows:
 
 
 def index_text(record_bytes: Iterable[int]) -> bytes:
-    """The bytes of an `.idx`: `offset length` a record, from the framed length of each."""
+    """The bytes of an `.idx`: `offset length` per record, from the framed length of each."""
     lines = []
     offset = 0
     for length in record_bytes:

@@ -34,7 +34,7 @@ _PNG_DEPTH_BYTE = 24  # of the file: signature 8, length 4, "IHDR" 4, width 4, h
 
 
 def to_bytes(image: Image.Image, data: bytes) -> Image.Image:
-    """A decoded image as `L`, `LA`, `RGB`, `RGBA` or `CMYK`, 8 bits a channel.
+    """A decoded image as `L`, `LA`, `RGB`, `RGBA` or `CMYK`, 8 bits per channel.
 
     Of 16 and 12 bits the highest 8 are kept, as Pillow does for colour: black, white and order are preserved.
 
@@ -58,7 +58,7 @@ def to_bytes(image: Image.Image, data: bytes) -> Image.Image:
     if mode.startswith("I;16") or (mode, image.format) == ("I", "PPM"):  # PPM only in third-party records
         return _from_16_bits(image, key)
     if mode in ("I", "F"):
-        raise Reject(RejectReason.UNSUPPORTED, f"{image.format} of 32 bits a channel: which value is white?")
+        raise Reject(RejectReason.UNSUPPORTED, f"{image.format} with 32 bits per channel: white level unknown")
     if image.has_transparency_data:  # palettes
         return _without_opaque_alpha(image.convert("RGBA"))
     return image.convert("L" if mode == "1" else "RGB")

@@ -84,7 +84,7 @@ _DETAILS = (0, 1, 8, 64)  # show a change of 1 in a coefficient, among large and
 _LAST_CODES = 16  # bytes
 _BAND_ROWS = 64
 _RESTART = re.compile(rb"\xff([\xd0-\xd7])")
-_BMP_BITS, _BMP_COLOURS = 28, 46  # bytes of the file: bits a pixel, and how many colours the palette has
+_BMP_BITS, _BMP_COLOURS = 28, 46  # bytes of the file: bits per pixel, and how many colours the palette has
 # Pillow's words for truncated files, and for kinds that it can't read.
 _TRUNCATED = re.compile(r"truncated", re.IGNORECASE)
 _UNSUPPORTED = re.compile(r"unsupported|cannot handle|unknown (pixel|raw) mode|data organization", re.IGNORECASE)

@@ -123,7 +123,7 @@ def reserve_memory(
 
 
 def to_decode(image: ImageFile.ImageFile, data: bytes, pixels: int) -> int:
-    """Bytes that an opened image, of `pixels` in its file, takes at most until it has 8 bits a channel."""
+    """Bytes that an opened image, of `pixels` in its file, takes at most until it has 8 bits per channel."""
     per_pixel = _BY_FORMAT.get(str(image.format)) or _BY_MODE.get(image.mode, _OTHER_MODES)
     if "transparency" in image.info:
         per_pixel = max(per_pixel, _WITH_TRANSPARENT_COLOUR)

@@ -108,7 +108,7 @@ def _columns_first(width: int, height: int, new_height: int) -> bool:
 
 
 def _source(image: Image.Image) -> Any:
-    """The pixels of `L` or `RGB` for the kernel: if possible the image's own memory, of 4 bytes a pixel."""
+    """The pixels of `L` or `RGB` for the kernel: if possible the image's own memory, of 4 bytes per pixel."""
     if image.mode == "RGB":  # of an `L` image on foreign memory Pillow 12.3 exports a null pointer
         with contextlib.suppress(ValueError):  # in more than one block of memory: over 16 MiB
             return image.__arrow_c_array__()[1]

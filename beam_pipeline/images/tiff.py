@@ -60,7 +60,7 @@ def open_tiff(data: bytes) -> TiffImageFile:
             raise _unsupported(what) from None
         raise
     if image.mode in ("I", "F") or (bits, values) == (8, _SIGNED):
-        raise _unsupported(f"{what}: which value is white?")
+        raise _unsupported(f"{what}: white level unknown")
     if inverted:
         image.tag_v2[plugin.PHOTOMETRIC_INTERPRETATION] = WHITE_IS_ZERO
     if image.mode in ("P", "PA") and max(tags[plugin.COLORMAP]) < 256:  # of 8 bits, where 16 should be

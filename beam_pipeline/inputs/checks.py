@@ -183,12 +183,12 @@ def read_labels(url: str, deadline_s: float) -> tuple[str, ...]:
         text = storage.open_storage(url, deadline_s).read(url).decode("utf-8-sig")
     except (FileNotFoundError, UnicodeDecodeError) as error:
         why = "not UTF-8" if isinstance(error, UnicodeDecodeError) else "no such file"
-        raise wrong("--labels_file", url, f"{why}; give a UTF-8 text file, one class a line") from None
+        raise wrong("--labels_file", url, f"{why}; give a UTF-8 text file, one class per line") from None
     labels = tuple(class_name(line, "--labels_file: class") for line in text.splitlines() if line.strip())
     if not labels:
-        raise wrong("--labels_file", url, "it is empty; write each class once, one a line")
+        raise wrong("--labels_file", url, "it is empty; write each class once, one per line")
     label, times = Counter(labels).most_common(1)[0]
     if times > 1:
-        raise wrong("--labels_file", url, f"class {label!r} is repeated; write each class once, one a line")
+        raise wrong("--labels_file", url, f"class {label!r} is repeated; write each class once, one per line")
     check_forms(labels)
     return labels

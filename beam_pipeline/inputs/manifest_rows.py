@@ -156,7 +156,7 @@ def _json_object(line: str) -> dict[str, Any]:
     except (ValueError, RecursionError):
         row = None
     if not isinstance(row, dict):
-        raise ValueError('no JSON object: write {"path": …, "label": …} in one line, or call a CSV file .csv')
+        raise ValueError('not a JSON object: write {"path": …, "label": …} in one line, or call a CSV file .csv')
     return row
 
 
@@ -349,7 +349,7 @@ def listed_refs(config: Config, folder: str) -> Iterator[ImageRef]:
         yield ImageRef(path, file.bytes, file.etag, "", "", order_key(path, config.seed))
 
 
-def with_size(ref: ImageRef, listed: ImageRef | None) -> ImageRef:
+def fill_in_size(ref: ImageRef, listed: ImageRef | None) -> ImageRef:
     """A row's reference with the size of its listed file; 0 bytes if there is none, which is rejected when read."""
     if ref.source_bytes != _UNKNOWN_SIZE:
         return ref
@@ -365,4 +365,4 @@ def rows_with_sizes(config: Config) -> Iterator[ImageRef]:
         if (folder := folder_to_list(config, ref)) and folder not in folders:
             folders.add(folder)
             listed |= {file.path: file for file in listed_refs(config, folder)}
-        yield with_size(ref, listed.get(ref.path))
+        yield fill_in_size(ref, listed.get(ref.path))

@@ -161,7 +161,7 @@ def check_forms(names: Iterable[str]) -> None:
 
 # --- `--stratify`: exact shares within each class, by the rank of an image's split hash among those of its class
 
-Hashes: TypeAlias = "array[int]"  # 8 bytes an image
+Hashes: TypeAlias = "array[int]"  # 8 bytes per image
 Limits = tuple[int, ...]
 
 

@@ -177,7 +177,7 @@ def _join_sizes(bucket: Pages, config: Config) -> Iterator[Any]:
         rows[ref.path] = ref
     files = chain.from_iterable(page for page in bucket[1] if not page[0].label)
     listed = {ref.path: ref for ref in files if ref.path in rows}
-    refs = (manifest_rows.with_size(ref, listed.get(ref.path)) for ref in rows.values())
+    refs = (manifest_rows.fill_in_size(ref, listed.get(ref.path)) for ref in rows.values())
     yield from _pages(refs, ListingSummary(), config)
 
 

@@ -21,7 +21,7 @@ _BUCKETS = 64  # of classes: a page of a manifest's rows may have a thousand of 
 
 @dataclasses.dataclass
 class StratifySplits(beam.PTransform):  # type: ignore[misc]
-    """Replaces each image's split by that of its rank in its class: 8 bytes an image are grouped by class for this.
+    """Replaces each image's split by that of its rank in its class: 8 bytes per image are grouped by class for this.
 
     Input: (key, iterable of `Page`) and one `ListingSummary`. Output: the same two.
     """

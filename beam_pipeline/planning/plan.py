@@ -144,7 +144,7 @@ def plan_job(
 
 
 def shards_of(config: Config, split: str, total_bytes: int) -> int:
-    """How many shards a split of `total_bytes` should have, by the flags.
+    """How many shards per split of `total_bytes` should have, by the flags.
 
     By default at least 16 while each keeps 8 MiB: enough files to read in parallel.
     """
@@ -154,12 +154,12 @@ def shards_of(config: Config, split: str, total_bytes: int) -> int:
     if wanted is not None:
         return wanted
     if config.target_shard_bytes is not None:
-        return max(1, _rounded(total_bytes, config.target_shard_bytes))
+        return max(1, _round_div(total_bytes, config.target_shard_bytes))
     enough_files = min(DEFAULT_MIN_SHARDS, total_bytes // DEFAULT_MIN_SHARD_BYTES)
-    return max(1, _rounded(total_bytes, DEFAULT_SHARD_BYTES), enough_files)
+    return max(1, _round_div(total_bytes, DEFAULT_SHARD_BYTES), enough_files)
 
 
-def _rounded(dividend: int, divisor: int) -> int:
+def _round_div(dividend: int, divisor: int) -> int:
     return (2 * dividend + divisor) // (2 * divisor)
 
 

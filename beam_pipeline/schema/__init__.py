@@ -129,7 +129,7 @@ class ShardName:
 
     @property
     def index_file(self) -> str:
-        """Path of its text index (`offset length` a record) inside the version folder."""
+        """Path of its text index (`offset length` per record) inside the version folder."""
         return f"{INDEX_FOLDER}/{self.file}.idx"
 
     @property

@@ -163,7 +163,7 @@ def _read_varint(data: bytes, position: int) -> tuple[int, int]:
 
 
 def _field(number: int, *value: bytes) -> bytes:
-    """A length-delimited field, its value given in parts: an image is copied once a message around it."""
+    """A length-delimited field, its value given in parts: an image is copied once per message around it."""
     return b"".join((bytes((number << 3 | 2,)), _varint(sum(map(len, value))), *value))
 
 

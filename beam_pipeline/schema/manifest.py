@@ -55,7 +55,7 @@ def file_sums(data: bytes) -> FileSums:
     return FileSums(len(data), google_crc32c.value(data), sha256(data))
 
 
-class SummedFile:
+class ChecksumWriter:
     """Counts bytes and their sums on the way into a file of any size.
 
     Args:
@@ -122,7 +122,7 @@ class Column(Struct, frozen=True):
 
 
 class Statistics(Struct, frozen=True):
-    """Channel mean and standard deviation of a sample of so many images, a number a channel."""
+    """Channel mean and standard deviation of a sample of so many images, one number per channel."""
 
     mean: tuple[Decimal, ...]
     std: tuple[Decimal, ...]
@@ -398,7 +398,7 @@ def parse_manifest(data: bytes, where: str) -> tuple[dict[str, Any], Content]:
 
 
 def _refuse(constant: str) -> NoReturn:
-    raise ValueError(f"{constant} is no JSON")
+    raise ValueError(f"{constant} is not valid JSON")
 
 
 _IN_NO_NAME = "\0\ud800-\udc7f\udd00-\udfff"  # NUL, and surrogates that stand for no byte of a name on disk

@@ -62,7 +62,7 @@ def column_name(feature: str) -> str:
 
 
 def numeric(features: Iterable[Column]) -> dict[str, str]:
-    """Column of the table → its type, of the manifest's columns that hold one number a record."""
+    """Column of the table → its type, of the manifest's columns that hold one number per record."""
     return {
         column_name(column.name): _NUMBERS[column.dtype]
         for column in features

@@ -1,4 +1,4 @@
-"""What is checked before a job is submitted: a line each, exit code 0, or the one line of what fails."""
+"""What is checked before a job is submitted: one line each, exit code 0, or the one line of what fails."""
 
 from __future__ import annotations
 

@@ -18,6 +18,8 @@ import pytest
 from beam_pipeline import images, schema
 from beam_pipeline.config import Config
 from beam_pipeline.conversion.fetch import Converted, convert_all
+from beam_pipeline.dataset import writer
+from beam_pipeline.dataset.claim import SupersededError
 from beam_pipeline.dataset.shard_files import ShardFiles
 from beam_pipeline.dataset.state import JobState
 from beam_pipeline.dataset.writer import ClaimedPlan, Finished, ShardWriter, index_text
@@ -27,9 +29,9 @@ from beam_pipeline.inputs.references import ImageRef
 from beam_pipeline.schema import RejectReason, ShardName
 from beam_pipeline.schema.job import Counts, Sidecar
 from beam_pipeline.schema.manifest import PlannedSplit
-from beam_pipeline.storage import Etag
+from beam_pipeline.storage import Etag, open_storage
 from tests import make
-from tests.servers import Gcs
+from tests.servers import S3, Gcs
 
 NAME = ShardName("photos", "train", 0, 1)
 CLASSES = ("ant", "bee", "cat")
@@ -52,8 +54,7 @@ class Job:
         self.state.claim.acquire(self.plan.sha256)
 
     def finish(self, refs: Iterable[ImageRef] | None = None) -> Finished:
-        writer = ShardWriter(self.config, ClaimedPlan(self.plan))
-        return writer.write("train", 0, self.refs if refs is None else refs)
+        return ShardWriter(self.config, ClaimedPlan(self.plan)).write("train", 0, self.refs if refs is None else refs)
 
     def write(self, refs: Iterable[ImageRef] | None = None) -> Sidecar:
         """As if nothing were finished yet."""
@@ -145,9 +146,9 @@ def test_a_finished_shard_is_kept(job: Job) -> None:
 
 def test_images_are_counted_as_done_once_when_they_are_written_and_when_their_shard_is_kept(job: Job) -> None:
     for _ in range(2):
-        writer = ShardWriter(job.config, ClaimedPlan(job.plan))
-        writer.write("train", 0, job.refs)
-        assert (writer.newly_done(), writer.newly_done()) == (40, 0)
+        shards = ShardWriter(job.config, ClaimedPlan(job.plan))
+        shards.write("train", 0, job.refs)
+        assert (shards.newly_done(), shards.newly_done()) == (40, 0)
 
 
 @pytest.mark.parametrize(
@@ -189,6 +190,25 @@ def test_a_remote_shard_with_another_crc_is_rewritten(gcs: Gcs, photos: Path) ->
     gcs.put(bucket, name, complete[:-1] + bytes((complete[-1] ^ 1,)))
     job.write()
     assert gcs.get(bucket, name) == complete
+
+
+def test_a_job_that_lost_its_claim_while_it_converted_replaces_nothing_in_a_store_without_conditions(
+    s3: S3, photos: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # An upload to s3:// replaces whatever is there.
+    output = f"s3://{s3.new_bucket()}/out"
+    job, shard = Job(config(photos, output)), f"{output}/photos/1.0.0/{NAME.file}"
+
+    def take_over(*_: object) -> None:
+        monkeypatch.undo()
+        Job(config(photos, output, restart=True, jpeg_quality=50)).write()
+        theirs.append(open_storage(shard).read(shard))
+
+    theirs: list[bytes] = []
+    make.before(monkeypatch, writer, "convert_all", take_over)
+    with pytest.raises(SupersededError, match="another job has taken over this version"):
+        job.write()
+    assert open_storage(shard).read(shard) == theirs[0]
 
 
 # --- an exception in the middle

@@ -143,7 +143,7 @@ ROWS: dict[str, list[tuple[Any, ...] | Callable[[], None]]] = {
     "TIFF of signed integers, 32-bit integers or floats; of 16-bit gray with alpha; in planes: gray or palette "
     "with alpha, Lab; whose channels are pages (ImageJ, OME); that holds only a thumbnail; "
     "compressed as WebP": [unsupported],
-    "BMP of 2 bits, of JPEG or PNG inside, of rare masks: 4444, 10 bits a channel, RGBX, ARGB": [],  # test_bmp.py
+    "BMP of 2 bits, of JPEG or PNG inside, of rare masks: 4444, 10 bits per channel, RGBX, ARGB": [],  # test_bmp.py
     "a JPEG for `jpeg` that fits already": [],  # test_containers.py
     "a PNG or JPEG with broken metadata": [],  # test_rescue.py
     "a JPEG that lacks only its last marker (EOI)": [],  # test_rescue.py

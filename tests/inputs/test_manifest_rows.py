@@ -22,7 +22,7 @@ from tests.servers import Gcs
 MD5 = "0123456789abcdef" * 2
 NO_LABEL = "write a name in UTF-8 without line breaks or white space around it"
 AS_MANY = "write as many, and quotes around a cell with a comma"
-NO_OBJECT = 'no JSON object: write {"path": …, "label": …} in one line, or call a CSV file .csv'
+NO_OBJECT = 'not a JSON object: write {"path": …, "label": …} in one line, or call a CSV file .csv'
 NO_FILE = "correct it, or remove the row"
 NO_UTF8 = "not UTF-8: save the file as UTF-8"
 KEEP_ONE = (

@@ -8,7 +8,7 @@ import unicodedata
 from fractions import Fraction
 
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
 from beam_pipeline.config import Config
@@ -186,6 +186,8 @@ def test_how_many_shards_a_split_gets(total: int, flags: dict[str, object], shar
     assert shards_of(config(**flags), "train", total) == shards
 
 
+# Two cuts want to be inside the second bin, whose only image comes before both.
+@example(60, [(0, 1), (1 << 60, 100), (2 << 60, 1), (3 << 60, 1)], 3)
 @settings(max_examples=300)
 @given(shifts, images, st.integers(1, 70))
 def test_cuts_increase_and_shards_are_as_many_as_wanted_or_as_bins_none_empty(shift: int, some, wanted: int) -> None:

@@ -67,8 +67,8 @@ def test_the_figures_of_the_experiment_are_those_that_it_printed() -> None:
     experiment = json.loads(MEASURED.read_text())
     columns: dict[str, Callable[[dict[str, Any]], str]] = {
         "images/s": lambda row: "{:,.0f} ({:,.0f} – {:,.0f})".format(row["images_per_s"], *row["images_per_s_spread"]),
-        "CPU ms an image": lambda row: f"{row['cpu_s_per_1000']:.2f}",
-        "kB an image": lambda row: f"{row['bytes_per_image'] / 1000:.1f}",
+        "CPU ms per image": lambda row: f"{row['cpu_s_per_1000']:.2f}",
+        "kB per image": lambda row: f"{row['bytes_per_image'] / 1000:.1f}",
         "requests for 1,000 images": lambda row: f"{row['requests_per_1000']:,.1f}",
     }
     measured = {row["name"]: row for row in experiment["rows"]}
