@@ -324,8 +324,8 @@ class Config:
     labels_file: Url = Flag(
         _URLS, "", _file, "class names in the order of their ids, one per line (default: sorted folder names)", "FILE")
     exclude: Url = Flag(
-        _URLS, "", _list, "images to leave out, whose classes stay: a text file of paths below --input, one per line, or "
-        ".jsonl, with the lines that imageshards duplicates writes", "FILE")
+        _URLS, "", _list, "images to leave out, whose classes stay: a text file of paths below --input, one per line, "
+        "or .jsonl, with the lines that imageshards duplicates writes", "FILE")
     folders_are_classes: Switch = Flag(
         _URLS, False, _switch, "the folders are the classes, although they look like splits or like a folder above "
         "the classes: by their names, or since they hold the same sub-folders")
@@ -421,37 +421,10 @@ class Config:
     context: RunContext = dataclasses.field(default_factory=RunContext, compare=False, repr=False)
 
     def __post_init__(self) -> None:
-        """Check the flags that depend on each other."""
-        if self.layout == "manifest":
-            if not self.manifest:
-                raise UsageError("--manifest is missing: --layout manifest needs a CSV or JSONL file")
+        """Fill in the input of a manifest, and check the flags that depend on each other."""
+        if self.layout == "manifest" and self.manifest:
             object.__setattr__(self, "input", self.input or self.manifest.rpartition("/")[0] or "/")
-        elif self.manifest:
-            raise wrong("--manifest", self.manifest, "it goes with --layout manifest")
-        for flag in ("input", "output", "name"):
-            if not getattr(self, flag):
-                raise UsageError(f"--{flag} is missing: give the {FLAGS[flag].help.removesuffix(' (required)')}")
-        if not is_utf8(self.output):
-            raise wrong("--output", self.output, "it isn't UTF-8, which a dataset's metadata is: rename the folder")
-        for flag in ("splits", "split_by", "stratify"):
-            if getattr(self, flag) and (self.layout == "split_class_folders" or "split" in self.header):
-                raise UsageError(f"--{flag}: leave it out, the input says which image is in which split")
-        if self.stratify and self.splits is None:
-            raise UsageError("--stratify: give --splits, too: without it every image is in train")
-        if self.stratify and isinstance(self.split_by, re.Pattern):
-            fix = "leave it or --stratify out: what it keeps together may be of several classes"
-            raise wrong("--split_by", self.split_by.pattern, fix)
-        if self.target_shard_bytes is not None and self.num_shards is not None:
-            raise wrong("--num_shards", self.num_shards, "leave out --target_shard_bytes or this")
-        counts = self.num_shards if isinstance(self.num_shards, dict) else {}
-        if (known := self.known_splits) and (unknown := sorted(counts.keys() - known)):
-            part = f"{unknown[0]}={counts[unknown[0]]}"
-            raise wrong("--num_shards", part, f"there is no split {unknown[0]!r}, only {', '.join(known)}")
-        if self.split_folders and self.layout != "split_class_folders":
-            raise UsageError("--split_folders: it goes with --layout split_class_folders")
-        for flag in ("overwrite", "restart"):
-            if self.repair and getattr(self, flag):
-                raise UsageError(f"--repair and --{flag} can't be used together: leave out one")
+        _check_combinations(self)
 
     def in_run(self, **facts: Any) -> Config:
         """This configuration with other facts of its run."""
@@ -525,6 +498,38 @@ class Config:
         if self.exclude:
             values["exclude"] = self.exclude_sha256
         return dict(json.loads(canonical_json(values)))
+
+
+def _check_combinations(config: Config) -> None:
+    """Check the flags that depend on each other."""
+    if config.layout == "manifest" and not config.manifest:
+        raise UsageError("--manifest is missing: --layout manifest needs a CSV or JSONL file")
+    if config.layout != "manifest" and config.manifest:
+        raise wrong("--manifest", config.manifest, "it goes with --layout manifest")
+    for flag in ("input", "output", "name"):
+        if not getattr(config, flag):
+            raise UsageError(f"--{flag} is missing: give the {FLAGS[flag].help.removesuffix(' (required)')}")
+    if not is_utf8(config.output):
+        raise wrong("--output", config.output, "it isn't UTF-8, which a dataset's metadata is: rename the folder")
+    for flag in ("splits", "split_by", "stratify"):
+        if getattr(config, flag) and (config.layout == "split_class_folders" or "split" in config.header):
+            raise UsageError(f"--{flag}: leave it out, the input says which image is in which split")
+    if config.stratify and config.splits is None:
+        raise UsageError("--stratify: give --splits, too: without it every image is in train")
+    if config.stratify and isinstance(config.split_by, re.Pattern):
+        fix = "leave it or --stratify out: what it keeps together may be of several classes"
+        raise wrong("--split_by", config.split_by.pattern, fix)
+    if config.target_shard_bytes is not None and config.num_shards is not None:
+        raise wrong("--num_shards", config.num_shards, "leave out --target_shard_bytes or this")
+    counts = config.num_shards if isinstance(config.num_shards, dict) else {}
+    if (known := config.known_splits) and (unknown := sorted(counts.keys() - known)):
+        part = f"{unknown[0]}={counts[unknown[0]]}"
+        raise wrong("--num_shards", part, f"there is no split {unknown[0]!r}, only {', '.join(known)}")
+    if config.split_folders and config.layout != "split_class_folders":
+        raise UsageError("--split_folders: it goes with --layout split_class_folders")
+    for flag in ("overwrite", "restart"):
+        if config.repair and getattr(config, flag):
+            raise UsageError(f"--repair and --{flag} can't be used together: leave out one")
 
 
 _OWN_COLUMNS = ("path", "label", "split", "bytes", "md5")

@@ -124,7 +124,7 @@ def _converted(pages: Pages, config: Config) -> Iterator[Any]:
 
 @dataclasses.dataclass(eq=False)
 class WriteDataset(beam.PTransform):  # type: ignore[misc]
-    """Writes and publishes a dataset version; the `imageshards write` command is this transform on a pipeline.
+    """Writes and publishes a dataset version; as `imageshards write` does.
 
     Input: the pipeline. Output: the version's URL, one string, once it is published; a failure fails the pipeline and
     publishes nothing, and the same configuration resumes it.
@@ -134,17 +134,12 @@ class WriteDataset(beam.PTransform):  # type: ignore[misc]
 
     `config`: as of `beam_pipeline.run`; `restart=True` discards what an unfinished pipeline wrote.
 
-    `run`: of the command only, which has checked the configuration.
-
     Raises when it is applied: UsageError, the configuration or the input can't be used; the version is published.
     """
 
     config: Config
-    run: Run | None = dataclasses.field(default=None, kw_only=True, repr=False)
 
     def expand(self, pipeline: Any) -> Any:
-        if self.run is not None:
-            return graph.build(pipeline, self.config, self.run)
         config = resolve(self.config)
         if config.plan_only or config.repair:
             raise UsageError("WriteDataset: leave out plan_only and repair, which imageshards write has")

@@ -43,7 +43,6 @@ from beam_pipeline.pipeline import graph
 from beam_pipeline.schema.job import Run
 from beam_pipeline.schema.manifest import Content
 from beam_pipeline.text import one_line, print_line
-from beam_pipeline.transforms import WriteDataset
 
 # Seconds between two looks at a job's progress: at counts in this process, in a local folder, in a bucket.
 _LOOK_EVERY_S, _LOCAL_EVERY_S, _REMOTE_EVERY_S = 0.5, 2.0, 15.0
@@ -129,7 +128,7 @@ class Job:
             started_unix_s=int(time.time()),
             versions=graph.software_versions(),
         )
-        return self._run(config, lambda: WriteDataset(config, run=run).expand(self._pipeline))
+        return self._run(config, lambda: graph.build(self._pipeline, config, run))
 
     def cores(self, config: Config) -> int | None:
         """Of this machine, or of the most workers that Dataflow starts; None if unknown, as of a cluster."""

@@ -26,7 +26,7 @@ from beam_pipeline.dataset.writer import ClaimedPlan
 from beam_pipeline.errors import ImageShardsError, MissingFileError
 from beam_pipeline.schema import ShardName, canonical_json, is_ours
 from beam_pipeline.schema.job import Plan, Run, Sidecar, document_bytes
-from beam_pipeline.schema.manifest import Content, FileSize, ChecksumWriter, file_sums, seal_manifest
+from beam_pipeline.schema.manifest import ChecksumWriter, Content, FileSize, file_sums, seal_manifest
 from beam_pipeline.schema.tfds import dataset_info_document, features_document
 from beam_pipeline.storage import ListedFile
 

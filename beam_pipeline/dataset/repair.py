@@ -16,7 +16,7 @@ from beam_pipeline.dataset.writer import ClaimedPlan
 from beam_pipeline.errors import ImageShardsError
 from beam_pipeline.schema import ShardName
 from beam_pipeline.schema.job import Plan
-from beam_pipeline.schema.manifest import Content, ChecksumWriter
+from beam_pipeline.schema.manifest import ChecksumWriter, Content
 from beam_pipeline.schema.table import read_table
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import gzip
 import threading
 from array import array
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from itertools import pairwise
@@ -34,7 +34,7 @@ from beam_pipeline.images import EncodedImage
 from beam_pipeline.inputs.references import ImageRef, content_fields, listing_fields
 from beam_pipeline.schema import ShardName, example, table
 from beam_pipeline.schema.job import Counts, Plan, ReferenceSum, RejectLine, Sidecar, add_counts
-from beam_pipeline.schema.manifest import Column, Content, Shard, ChecksumWriter, file_sums, seal_manifest
+from beam_pipeline.schema.manifest import ChecksumWriter, Column, Content, Shard, file_sums, seal_manifest
 
 _GZIP_LEVEL = 6
 
@@ -126,11 +126,8 @@ class ShardWriter:
         return self._counted_before - before
 
     def _convert(self, files: ShardFiles, refs: list[ImageRef], decoder: Callable[[], Decoder]) -> Sidecar:
-        name = files.name
-        counts, listing, content = Counts(), ReferenceSum(), ReferenceSum()
+        contents = _Contents(self._plan, self._class_ids)
         one_hot_classes = len(self._class_ids) if self._config.one_hot else 0
-        rows = TableRows(self._plan.features)
-        rejected: list[RejectLine] = []
 
         def convert(ref: ImageRef, data: bytes, md5: bytes, stored: EncodedImage | None = None) -> EncodedImage:
             image = stored or decoder().convert(ref.path, data, md5)
@@ -142,51 +139,47 @@ class ShardWriter:
             with self._compressed(out) as records:
                 for converted in convert_all(self._config, refs, convert, stored_images(self._config, refs)):
                     self._check_cancelled()
-                    ref, image = converted.ref, converted.result
-                    class_id = self._class_ids.get(ref.label, -1)
-                    listing.add(listing_fields(ref))
-                    content.add(content_fields(ref, converted.md5))
-                    count_image(counts, converted, class_id)
-                    if isinstance(image, Reject):
-                        rejected.append(RejectLine(ref.path, str(image.reason), image.detail))
-                    else:
-                        rows.add(ref, image, converted.md5, class_id, records.write(image.data))
+                    contents.add(converted, records)
                     self._done += 1
                     report(images=1)
-            published = self._shards.get((name.split, name.index))
+            published = self._shards.get((files.name.split, files.name.index))
             if published and (published.bytes, published.crc32c) != (out.bytes, out.crc32c):
                 raise ImageShardsError(
-                    f"shard {name.file} comes out with other bytes than were published: {self._why_changed()}; "
+                    f"shard {files.name.file} comes out with other bytes than were published: {self._why_changed()}; "
                     "use --overwrite"
                 )
-            self._check()
+            self._check()  # an upload to s3:// or az:// replaces whatever is there
             there = files.seen[files.shard]
             if there is None or (there.bytes, there.crc32c) != (out.bytes, out.crc32c):
                 self._put(files, files.shard, file)
-        columns, index_sums = rows.table(), None
+        return self._finish(files, contents, out)
+
+    def _finish(self, files: ShardFiles, contents: _Contents, out: ChecksumWriter) -> Sidecar:
+        """Write the files of a shard that is there, its sidecar last."""
+        columns, index_sums = contents.rows.table(), None
         small = {files.table: columns}
         if self._config.compression == "none":  # else there is no index: records can't be read from the middle
-            index = small[files.index] = index_text(rows.bytes)
+            index = small[files.index] = index_text(contents.rows.bytes)
             index_sums = file_sums(index)
         writes = (partial(self._put, files, url, content) for url, content in small.items())
         listed = run_concurrently(partial(self._target.stat, files.shard), self._check, *writes)[0]
         sidecar = Sidecar(
             plan=self._plan.sha256,
             shard=Shard(
-                file=name.file,
-                records=counts.records,
+                file=files.name.file,
+                records=contents.counts.records,
                 bytes=out.bytes,
                 crc32c=out.crc32c,
-                images=listing.count,
-                listing_fingerprint=listing.hex,
-                content_fingerprint=content.hex,
+                images=contents.listing.count,
+                listing_fingerprint=contents.listing.hex,
+                content_fingerprint=contents.content.hex,
                 table=file_sums(columns),
             ),
             etag=storage.etag_text(listed.etag) if listed else "",
             index=index_sums,
-            runs=tuple(schema.run_rows(name.index, rows.bytes)) if index_sums else (),
-            counts=counts,
-            rejected=tuple(rejected),
+            runs=tuple(schema.run_rows(files.name.index, contents.rows.bytes)) if index_sums else (),
+            counts=contents.counts,
+            rejected=tuple(contents.rejected),
         )
         self._put(files, files.sidecar, seal_manifest(sidecar))
         if self._cancelled.is_set():  # no later step finds that the claim is lost
@@ -220,6 +213,28 @@ class ShardWriter:
         # No name and no time in the header: the same records give the same bytes.
         with gzip.GzipFile(filename="", mode="wb", compresslevel=_GZIP_LEVEL, fileobj=out, mtime=0) as file:
             yield file
+
+
+class _Contents:
+    """What a shard holds, as its images come: their counts, sums, rows of its record table, and rejects."""
+
+    def __init__(self, plan: Plan, class_ids: Mapping[str, int]) -> None:
+        self._class_ids = class_ids
+        self.counts, self.listing, self.content = Counts(), ReferenceSum(), ReferenceSum()
+        self.rows = TableRows(plan.features)
+        self.rejected: list[RejectLine] = []
+
+    def add(self, converted: Converted[EncodedImage], records: Any) -> None:
+        """Write the framed record of an image to `records`, or note its reject."""
+        ref, image = converted.ref, converted.result
+        class_id = self._class_ids.get(ref.label, -1)
+        self.listing.add(listing_fields(ref))
+        self.content.add(content_fields(ref, converted.md5))
+        count_image(self.counts, converted, class_id)
+        if isinstance(image, Reject):
+            self.rejected.append(RejectLine(ref.path, str(image.reason), image.detail))
+        else:
+            self.rows.add(ref, image, converted.md5, class_id, records.write(image.data))
 
 
 def count_image(counts: Counts, converted: Converted[EncodedImage], class_id: int) -> None:
