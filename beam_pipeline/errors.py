@@ -7,7 +7,7 @@
     ├── UnforeseenError         a job ended in an error that isn't one of these
     ├── NotPublishedError       a folder holds no finished dataset
     │   └── OtherFormatError    it is one of another release
-    ├── CorruptRecordError      a record's framing or CRC is wrong (names file, record and byte offset)
+    ├── CorruptRecordError      a record's framing or CRC is invalid (names file, record and byte offset)
     └── WorkerError             one of these as a runner passes it on; `from_worker` restores it
     Reject                      one image gets no record; users never see it as an error
 
@@ -99,7 +99,7 @@ class Reject(Exception):
 
 
 class CorruptRecordError(ImageShardsError):
-    """A TFRecord's framing or CRC is wrong.
+    """A TFRecord's framing or CRC is invalid.
 
     Args:
         file: the shard, as the caller names it.

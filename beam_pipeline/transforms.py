@@ -60,7 +60,7 @@ class ListImages(beam.PTransform):  # type: ignore[misc]
 
     `config`: of the input, the splits and the seed; output and name aren't used.
 
-    Raises UsageError when it is applied: the input has no images, or a flag of it is wrong.
+    Raises UsageError when it is applied: the input has no images, or one of its flags is invalid.
     """
 
     config: Config
@@ -90,7 +90,7 @@ class ReadImages(beam.PTransform):  # type: ignore[misc]
 
     `config`: of the input and the images; output and name aren't used.
 
-    Raises UsageError when it is applied: the input has no images, or a flag of it is wrong.
+    Raises UsageError when it is applied: the input has no images, or one of its flags is invalid.
     """
 
     config: Config

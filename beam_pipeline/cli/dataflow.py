@@ -172,7 +172,7 @@ def _worker_code(options: Mapping[str, Any]) -> dict[str, Any]:
     if not (setup.is_file() and requirements.is_file()):
         raise UsageError(
             "--sdk_container_image is missing: without an image, workers install this package from its checkout, and "
-            f"{setup.parent} is none (no setup.py and deploy/); build an image from a checkout, or pip install -e there"
+            f"{setup.parent} isn't one (no setup.py, deploy/): build an image from a checkout, or pip install -e there"
         )
     # Workers download the packages, this machine doesn't.
     return {"setup_file": str(setup), "requirements_file": str(requirements), "requirements_cache": "skip"}

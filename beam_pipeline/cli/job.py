@@ -131,7 +131,7 @@ class Job:
         return self._run(config, lambda: graph.build(self._pipeline, config, run))
 
     def cores(self, config: Config) -> int | None:
-        """Of this machine, or of the most workers that Dataflow starts; None if unknown, as of a cluster."""
+        """CPU cores of this machine, or of the most workers that Dataflow starts; None if unknown, as on a cluster."""
         if self.is_local:
             return config.threads
         worker = self._options.view_as(WorkerOptions)

@@ -84,45 +84,53 @@ def convert_all(
         ref, stored = item
         return b"" if stored and stored.is_unchanged else _fetch(config, options, ref)
 
-    def converted(item: tuple[ImageRef, Stored | None], fetched: Callable[[], bytes]) -> Converted[Result]:
-        ref, stored = item
-        md5 = data = b""
-        again = functools.partial(_fetch, config, options, ref)
-        try:
-            if stored and stored.is_unchanged:
-                return Converted(ref, convert(ref, b"", stored.md5, stored.image), stored.md5, 0, stored)
-            for read in (fetched, again, again):  # a bit may have flipped in transit
-                data = read()
-                md5 = hashlib.md5(data, usedforsecurity=False).digest()
-                if not (change := _change(ref, md5, data)):
-                    break
-            else:
-                raise Reject(RejectReason.CHANGED, change)
-            reusable = [stored.image] if stored and stored.md5 == md5 and stored.image else []
-            return Converted(ref, convert(ref, data, md5, *reusable), md5, len(data), stored)
-        except Reject as reject:
-            if config.strict and reject.reason in (RejectReason.VANISHED, RejectReason.CHANGED):
-                raise ImageShardsError(
-                    f"--strict: {ref.path!r} is not as it was listed ({reject.reason}: {reject.detail}); "
-                    "run the same command again, which lists them again"
-                ) from None
-            # Re-create it: the traceback of the caught one keeps the image's bytes alive.
-            return Converted(ref, Reject(reject.reason, reject.detail), md5, len(data), stored)
-
     def timed(item: tuple[ImageRef, Stored | None], fetched: Callable[[], bytes]) -> Converted[Result]:
         start = time.thread_time()
-        return converted(item, fetched)._replace(cpu_s=time.thread_time() - start)
+        again = functools.partial(_fetch, config, options, item[0])
+        reads = (fetched, again, again)  # a bit may have flipped in transit
+        return _converted(config, *item, reads, convert)._replace(cpu_s=time.thread_time() - start)
 
     return pool.map(
         zip(refs, chain(base, repeat(None)), strict=False), fetch, timed, cost=lambda item: item[0].source_bytes
     )
 
 
+def _converted(
+    config: Config,
+    ref: ImageRef,
+    stored: Stored | None,
+    reads: Iterable[Callable[[], bytes]],
+    convert: Callable[..., Result],
+) -> Converted[Result]:
+    """Convert one image; each of `reads` gives its bytes, the next if they aren't those that were listed."""
+    md5 = data = b""
+    try:
+        if stored and stored.is_unchanged:
+            return Converted(ref, convert(ref, b"", stored.md5, stored.image), stored.md5, 0, stored)
+        for read in reads:
+            data = read()
+            md5 = hashlib.md5(data, usedforsecurity=False).digest()
+            if not (change := _change(ref, md5, data)):
+                break
+        else:
+            raise Reject(RejectReason.CHANGED, change)
+        reusable = [stored.image] if stored and stored.md5 == md5 and stored.image else []
+        return Converted(ref, convert(ref, data, md5, *reusable), md5, len(data), stored)
+    except Reject as reject:
+        if config.strict and reject.reason in (RejectReason.VANISHED, RejectReason.CHANGED):
+            raise ImageShardsError(
+                f"--strict: {ref.path!r} is not as it was listed ({reject.reason}: {reject.detail}); "
+                "run the same command again, which lists them again"
+            ) from None
+        # Re-create it: the traceback of the caught one keeps the image's bytes alive.
+        return Converted(ref, Reject(reject.reason, reject.detail), md5, len(data), stored)
+
+
 def _fetch(config: Config, options: images.ImageOptions, ref: ImageRef) -> bytes:
     """The bytes of a listed image.
 
     Raises:
-        Reject: it is too large or gone.
+        Reject: it is too large or missing.
     """
     images.check_size(ref.source_bytes, options)
     url = image_url(config, ref.path)

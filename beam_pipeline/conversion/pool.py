@@ -100,7 +100,7 @@ class _Window(Generic[Item, Payload, Result]):
         self._decoding = 0
 
     def fill(self, items: list[Item], size: int) -> bool:
-        """Start to fetch a batch; returns whether there was room for it, and memory."""
+        """Start fetching a batch if there is room, and memory, for it; returns whether there was."""
         pool = self._pool
         if len(self.batches) >= pool.most_batches or not pool.budget.reserve(size, wait=not self.batches):
             return False
@@ -112,7 +112,7 @@ class _Window(Generic[Item, Payload, Result]):
         """Hand a batch to the decoders, or wait for the oldest one that they have and return its results."""
         if self._decoding < min(len(self.batches), self._pool.most_decoding):
             batch = self.batches[self._decoding]
-            wait(batch.requests)  # here: a slow request holds up those who need it, and no decoder
+            wait(batch.requests)  # here, not in a decoder
             fetched = [request.result for request in batch.requests]
             fetched = fetched or [functools.partial(self._fetch, item) for item in batch.items]
             batch.requests = []  # from now on only the decoder keeps the payloads

@@ -179,8 +179,8 @@ class Claim:
             replaces: replace the claim even if another job of this plan holds it, as `--restart` does.
 
         Returns:
-            The run that made the claim: this one, or one of the same plan; whether it replaced another one just now, so
-            that nothing that was written may stay.
+            The run that made the claim: this one, or one of the same plan; whether it replaced another one just now:
+            then nothing that was written may stay.
 
         Raises:
             ClaimedError: a job of another plan has it, or another command is writing the version.
@@ -198,7 +198,7 @@ class Claim:
         document = document_bytes(_new_holder(config, plan, self._lock.is_ours()))
         holder, generation = None, ""  # the common case: unclaimed
         while not self._store.write(self.url, document, generation):
-            holder, generation = self._look()
+            holder, generation = self._read_claim()
             if holder is not None and joins(holder):
                 return holder.run, False
             # The lock of a job that had one is free or ours: it has ended.
@@ -211,7 +211,7 @@ class Claim:
 
     def discard(self) -> None:
         """Undo `acquire`: there is nothing to write."""
-        holder, generation = self._look()
+        holder, generation = self._read_claim()
         if holder is not None and holder.run == self._config.context.id:
             self._store.delete(self.url, generation)
 
@@ -219,7 +219,7 @@ class Claim:
         """Whether its holder is a command that has ended, because this job's command holds the lock now."""
         return holder.is_locked and holder.run != self._config.context.id and self._lock.is_ours()
 
-    def _look(self) -> tuple[ClaimHolder | None, str]:
+    def _read_claim(self) -> tuple[ClaimHolder | None, str]:
         """The job that has it, and the file's generation, or an older one."""
         listed = self._store.stat(self.url)
         holder = self.holder()

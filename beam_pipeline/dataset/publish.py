@@ -67,7 +67,7 @@ def _publish(config: Config, state: JobState, plan: Plan, run: Run) -> Content:
     def put(file: str, content: bytes | IO[bytes]) -> None:
         state.put(url_of(file), content, listed.get(url_of(file)), state.check)
 
-    def look() -> dict[str, ListedFile]:
+    def list_version() -> dict[str, ListedFile]:
         files: dict[str, ListedFile] = {}
         with suppress(MissingFileError):  # a job that overwrites has deleted the folder
             files = {url_of(file.path): file for file in store.files(config.dataset_url)}
@@ -76,8 +76,8 @@ def _publish(config: Config, state: JobState, plan: Plan, run: Run) -> Content:
 
     with state.temporary_file() as reject_file, ThreadPoolExecutor(1) as thread:
         totals, rejects = DatasetTotals(config, plan), ChecksumWriter(reject_file)
-        looked = thread.submit(look)
-        for name, sidecar in _sidecars(config, state, plan, looked.result):
+        listing = thread.submit(list_version)
+        for name, sidecar in _sidecars(config, state, plan, listing.result):
             totals.add(name, sidecar)
             rejects.write(reject_lines(sidecar))
         try:
@@ -97,7 +97,7 @@ def _publish(config: Config, state: JobState, plan: Plan, run: Run) -> Content:
         )
         files[schema.RUN_FILE] = document_bytes(totals.run(run))
         last = [(file, files.pop(file)) for file in (schema.DATASET_INFO_FILE,) if file in files]
-        listed = looked.result()
+        listed = listing.result()
         if url_of(schema.MANIFEST_FILE) in listed and state.has_published(plan):
             raise SupersededError.published(config.dataset_url)
         # A job that lost the claim may have written files since this one listed and deleted its files.

@@ -82,7 +82,7 @@ class JobState:
         return self._store.stat(self._manifest_url) is not None
 
     def has_leftovers(self) -> bool:
-        """Whether a job left anything behind, if only a folder or a lock."""
+        """Whether a job left anything behind, even an empty folder or a lock."""
         if not self._is_local:
             return next(self._store.files(self.url), None) is not None
         of_version = {f"{self._config.version}/", f"{self._config.version}.lock"}

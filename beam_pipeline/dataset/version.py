@@ -50,7 +50,7 @@ def prepare(config: Config, plan: Plan) -> str:
             return run
         # The holder has published this plan: take its claim over.
         replaces = is_published and is_begun and run != config.context.id
-        # Or it has, just now, and its claim is gone: acquire one of our own.
+        # Or it has, just now, and its claim is deleted: acquire one of our own.
         if replaces or (old and claim.holder() is None):
             continue
         if old or config.overwrite:  # which deletes the user's files, too

@@ -61,7 +61,7 @@ class MemoryBudget:
         self._changed = threading.Condition()
 
     def reserve(self, size: int, wait: bool = True) -> bool:
-        """Reserve bytes; returns whether they were free. A caller that holds some mustn't wait: maybe for itself."""
+        """Reserve bytes; returns whether they were free. A caller that holds some must not block: deadlock."""
         with self._changed:
             while self._reserved and self._reserved + size > self._limit:
                 if not wait:

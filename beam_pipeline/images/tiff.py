@@ -30,7 +30,7 @@ _CHANNELS = re.compile(r'(?:\AImageJ=.*?^channels=|<OME\b.*?\bSizeC=")(\d+)', re
 
 
 def open_tiff(data: bytes) -> TiffImageFile:
-    """Read the header of the picture: of the first page that is no thumbnail.
+    """Read the header of the picture: of the first page that isn't a thumbnail.
 
     Raises:
         Reject: `unsupported`.

@@ -53,7 +53,7 @@ def build(pipeline: beam.Pipeline | beam.pvalue.PBegin, config: Config, run: Run
 
 
 def software_versions() -> dict[str, str]:
-    """Of this package, Beam and Python, for run.json."""
+    """Versions of this package, Beam and Python, for run.json."""
     return {"imageshards": __version__, "apache_beam": beam.__version__, "python": python_version()}
 
 

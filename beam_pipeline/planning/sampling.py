@@ -93,7 +93,7 @@ def _digits(value: Decimal) -> str:
 
 
 def cpu_s_per_image(sample: Sequence[Measurement]) -> float:
-    """What converting an image takes; the dearest one isn't counted, since a process's first image loads the codec."""
+    """What converting an image takes; without the slowest one, since a process's first image loads the codec."""
     seconds = sorted(image.cpu_s for image in sample)
     kept = seconds[: max(1, len(seconds) - 1)]
     return sum(kept) / len(kept) if kept else 0.0

@@ -32,7 +32,7 @@ def newest_first(names: Iterable[str]) -> list[str]:
 def canonical_json(value: Any) -> bytes:
     """The one JSON text of `value`: sorted keys, UTF-8, no white space, a line break at the end.
 
-    A name on disk that is no UTF-8 keeps its lone surrogates as `\\udcXX` escapes, which Python's parser reads back.
+    A name on disk that isn't UTF-8 keeps its lone surrogates as `\\udcXX` escapes, which Python's parser reads back.
     """
     text = json.dumps(value, sort_keys=True, ensure_ascii=False, separators=(",", ":"))
     return text.encode("utf-8", "backslashreplace") + b"\n"
@@ -44,7 +44,7 @@ def is_utf8(text: str) -> bool:
 
 
 def relative_path_bytes(path: str) -> bytes:
-    """A listed path as bytes: UTF-8, and a local name that is no UTF-8 as the bytes it has on disk."""
+    """A listed path as bytes: UTF-8, and a local name that isn't UTF-8 as the bytes it has on disk."""
     return path.encode("utf-8", "surrogateescape")
 
 

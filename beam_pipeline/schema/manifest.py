@@ -83,7 +83,7 @@ class ChecksumWriter:
 
     @property
     def sums(self) -> FileSums:
-        """Of all bytes."""
+        """Size and sums of all bytes."""
         assert self._hash
         return FileSums(self.bytes, self.crc32c, self._hash.hexdigest())
 

@@ -109,7 +109,7 @@ class Field(NamedTuple):
 
     @property
     def bytes(self) -> int:
-        """Of the column."""
+        """Size of the column."""
         return self.dtype.itemsize * math.prod(self.shape)
 
 

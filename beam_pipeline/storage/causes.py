@@ -54,7 +54,7 @@ NO_CREDENTIALS = Cause(
 _EXPIRED = "ExpiredToken|TokenRefreshRequired|RefreshError|ReauthFail|UnauthorizedSSOToken|TokenRetrieval"
 _REFUSED = "HTTP 401|InvalidAccessKeyId|SignatureDoesNotMatch|AuthenticationFailed|Unauthenticated"
 _REGION = "AuthorizationHeaderMalformed|IllegalLocation|redirect without LOCATION"
-# The last of a body that is no JSON object.
+# The last of a body that isn't a JSON object.
 _INCOMPLETE = "Incomplete|JSONDecodeError|multipart response|Header missing|object has no attribute 'get'"
 _NO_CONNECTION = "HTTP error|Connect|ChunkedEnc|ProtocolError|SSLError"
 # The first row that matches is the cause.

@@ -91,9 +91,9 @@ class GoogleStorage(ObjectStorage):
             raise
 
     def stat(self, url: str) -> ListedFile | None:
-        return self._call(url, lambda client: self._look(client, url))
+        return self._call(url, lambda client: self._head(client, url))
 
-    def _look(self, client: Client, url: str) -> ListedFile | None:
+    def _head(self, client: Client, url: str) -> ListedFile | None:
         blob = _blob(client, url)
         with suppress(NotFound):
             blob.reload(**self._more)
@@ -105,17 +105,17 @@ class GoogleStorage(ObjectStorage):
         prefix = f"{name}/" if name else ""
         start, token = len(prefix), None
 
-        def look(client: Client) -> tuple[list[Blob], tuple[str, ...], str | None]:
+        def fetch_page(client: Client) -> tuple[list[Blob], tuple[str, ...], str | None]:
             what = {"prefix": prefix, "delimiter": delimiter, "page_token": token, "page_size": PAGE_NAMES}
             listing = client.list_blobs(bucket, fields=_FIELDS, **what, **self._more)
             page = next(listing.pages)
             if page.raw_page.get("kind") != "storage#objects":  # an error by a gateway, with status 200
-                raise Incomplete(f"it is no listing: {str(page.raw_page)[:100]}")
+                raise Incomplete(f"not a listing: {str(page.raw_page)[:100]}")
             return list(page), page.prefixes, listing.next_page_token
 
         while True:
             try:
-                blobs, folders, token = self._call(url, look)
+                blobs, folders, token = self._call(url, fetch_page)
             except MissingFileError as error:
                 raise MissingFileError(f"gs://{bucket}: there is no such bucket", "check its name") from error
             # Consoles create empty objects named `folder/`.
@@ -164,7 +164,7 @@ class GoogleStorage(ObjectStorage):
                 if not is_ours(_listed(url, blob)):
                     raise Incomplete(f"{size} bytes were sent, the object has {blob.size} and CRC-32C {blob.crc32c}")
             except Exception as error:  # the reply may be lost, although the upload has arrived
-                if is_ours(self._look(client, url)):
+                if is_ours(self._head(client, url)):
                     return True
                 if status_of(error) == 412 and only_on is not None:
                     return False
@@ -191,7 +191,7 @@ def _blob(client: Client, url: str) -> Blob:
 def _listed(path: str, blob: Blob) -> ListedFile:
     """A composite object has no MD5, https://cloud.google.com/storage/docs/composite-objects."""
     if blob.size is None:
-        raise Incomplete("it is no object's metadata")
+        raise Incomplete("not an object's metadata")
     crc32c = int.from_bytes(base64.b64decode(blob.crc32c)) if blob.crc32c else None
     md5 = base64.b64decode(blob.md5_hash) if blob.md5_hash else None
     return ListedFile(path, blob.size, md5 or ("" if crc32c is None else crc32c), crc32c, str(blob.generation or ""))
