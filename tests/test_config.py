@@ -146,6 +146,7 @@ HALVES = "train=0.5,validation=0.5"
         ({"output": "/out"}, {"output": "gs://bucket/out"}),
         ({"io_deadline": 5, "fetch_concurrency": 2, "decode_threads": 7, "max_reject_fraction": 0.5}, {}),
         ({"repair": True}, {"overwrite": True}),
+        ({"base": "none"}, {"base": "1.0.0"}),  # so a job that was killed is resumed with and without it
         ({"labels_file": "/a.txt", "labels": ("a",)}, {"labels_file": "/b.txt", "labels": ("a",)}),
     ],
 )  # fmt: skip

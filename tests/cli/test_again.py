@@ -40,15 +40,6 @@ def publishing(fails: Callable[[str, list[str]], bool] = lambda url, before: Fal
 # --- published already
 
 
-@pytest.mark.parametrize("flags", [(), ("--repair",)], ids=" ".join)
-def test_the_same_command_again_writes_nothing(photos: Path, version: Path, flags: tuple[str, ...]) -> None:
-    # The job of --repair leaves its answer in the state folder for a moment.
-    with unchanged(version if "--repair" in flags else version.parent.parent):
-        finished = again(photos, version, *flags)
-    assert finished.code == 0 and not (version.parent / "_state").exists()
-    assert finished.out.splitlines()[0] == f"already published {version}, nothing written"
-
-
 def test_a_stratified_version_is_recognised_refused_with_other_images_and_repaired(
     changed: Path, tmp_path: Path
 ) -> None:
@@ -157,14 +148,6 @@ def test_a_repair_does_not_believe_the_leftover_of_an_interrupted_one(
     finished = again(photos, version, "--repair")
     assert finished.code == 0, finished.err
     assert make.files(version) == make.files(original)
-
-
-def test_overwrite_writes_the_version_anew_with_another_configuration(photos: Path, version: Path) -> None:
-    finished = again(photos, version, "--overwrite", "--seed", "5", "--num_shards", "1")
-    assert finished.code == 0
-    assert finished.out.startswith(f"published {version}")
-    assert [path.suffix for path in make.shard_files(version)] == [".tfrecord-00000-of-00001"] * 2
-    assert make.manifest(version)["configuration"]["seed"] == 5
 
 
 def test_overwrite_that_fails_before_it_writes_leaves_the_published_version(changed: Path, version: Path) -> None:

@@ -148,26 +148,24 @@ def test_split_folders_are_mapped_and_two_may_be_one_split(tmp_path: Path) -> No
     assert some.known_splits == ("test", "train")
 
 
-def test_a_job_with_mapped_splits_ends_is_repeated_and_repaired_but_not_with_another_map(tmp_path: Path) -> None:
+def test_a_job_with_mapped_splits_is_repeated_but_not_with_another_map(tmp_path: Path) -> None:
     for number, folder in enumerate(("Training/cat", "Training/dog", "Testing/cat", "Testing/dog", "__MACOSX/cat")):
         (tmp_path / "in" / folder).mkdir(parents=True)
         (tmp_path / "in" / folder / "1.png").write_bytes(make.encoded(make.picture(seed=number), "PNG"))
     assert "--split_folders Testing=test,Training=train" in make.job(tmp_path / "in", tmp_path / "out").err
 
-    def write(splits: str, *more: str) -> make.Finished:
+    def write(splits: str) -> make.Finished:
         layout = ("--layout", "split_class_folders", "--split_folders", splits)
-        return make.job(tmp_path / "in", tmp_path / "out", *layout, *more)
+        return make.job(tmp_path / "in", tmp_path / "out", *layout)
 
     first = write("Training=train,Testing=test")
     assert (first.code, "  1 folder skipped: hidden, or in a system's folder" in first.out) == (0, True)
     manifest = make.manifest(tmp_path / "out/photos/1.0.0")
     assert {split: content["records"] for split, content in manifest["splits"].items()} == {"train": 2, "test": 2}
     assert manifest["classes"] == ["cat", "dog"]
-    for more in ((), ("--repair",)):
-        assert write("Testing=test,Training=train", *more).out.startswith("already published")
+    assert write("Testing=test,Training=train").out.startswith("already published")
     other = write("Training=train,Testing=train")
     assert (other.code, "choose --version 2.0.0 or --overwrite" in other.err) == (2, True)
-    assert "4 reused from 1.0.0" in write("Training=train,Testing=validation", "--version", "2.0.0").out
 
 
 @pytest.mark.parametrize(

@@ -96,14 +96,11 @@ def write(some: Config) -> None:
         raise from_worker(error) or error from error
 
 
-@pytest.fixture(params=["local", "gs"])
-def output(request: pytest.FixtureRequest, tmp_path: Path, gcs: Gcs) -> str:
-    return str(tmp_path) if request.param == "local" else f"gs://{gcs.new_bucket()}"
-
-
 def test_a_pipeline_that_died_is_resumed_by_the_same_plan_and_keeps_another_out(
-    folder: Path, published: Path, output: str, monkeypatch: pytest.MonkeyPatch
+    folder: Path, published: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    output = str(tmp_path)
+
     def die(*_: object) -> None:
         raise ImageShardsError("no power")
 
@@ -127,33 +124,13 @@ def test_a_pipeline_that_died_is_resumed_by_the_same_plan_and_keeps_another_out(
     assert load_info(f"{output}/photos").manifest["self_sha256"] != manifest["self_sha256"]
 
 
-def test_pipelines_of_one_plan_at_once_publish_it_and_leave_nothing(
-    folder: Path, published: Path, output: str, tmp_path: Path
-) -> None:
+def test_pipelines_of_one_plan_at_once_publish_it_and_leave_nothing(folder: Path, published: Path, gcs: Gcs) -> None:
+    output = f"gs://{gcs.new_bucket()}"
     with ThreadPoolExecutor(2) as pool:
         list(pool.map(write, [config(folder, output)] * 2))
     manifest = make.manifest(published)
     assert load_info(f"{output}/photos").manifest["self_sha256"] == manifest["self_sha256"]
     assert not JobState(config(folder, output)).has_leftovers()
-
-
-def test_what_a_pipeline_left_that_died_after_it_had_published_stops_nobody(
-    folder: Path, published: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    output = str(tmp_path)
-
-    def left_behind() -> None:
-        with monkeypatch.context() as patch:
-            patch.setattr(JobState, "clear", lambda *_: None)
-            write(config(folder, output, overwrite=True))
-
-    left_behind()
-    assert beam_pipeline.run(config(folder, output)).outcome == "already published"
-    assert not JobState(config(folder, output)).exists()
-    left_behind()
-    write(config(folder, output, overwrite=True))  # of the same plan
-    assert not JobState(config(folder, output)).exists()
-    assert load_info(f"{output}/photos").manifest == make.manifest(published)
 
 
 def test_a_mistake_is_told_when_the_transform_is_applied_and_nothing_is_written(tmp_path: Path) -> None:
