@@ -124,11 +124,20 @@ class S3:
         self._client.put_object(Bucket=bucket, Key=name, Body=data)
 
 
+# A body doesn't wait 40 ms for the client to acknowledge its headers.
+_MOTO = """
+from socketserver import StreamRequestHandler
+from moto.server import main
+StreamRequestHandler.disable_nagle_algorithm = True
+main()
+"""
+
+
 @contextmanager
 def moto_s3(log: Path) -> Iterator[S3]:
     """Runs moto's server with no buckets."""
     url = f"http://127.0.0.1:{(port := free_port())}"
-    command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", port]
+    command = [sys.executable, "-c", _MOTO, "-H", "127.0.0.1", "-p", port]
     with _running(command, log, f"{url}/moto-api"):
         yield S3(url)
 
@@ -288,6 +297,7 @@ def reset(handler: BaseHTTPRequestHandler) -> None:
 
 class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True  # else a body waits 40 ms for the client to acknowledge its headers
     server: Telling
 
     def _answer(self) -> None:

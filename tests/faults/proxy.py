@@ -43,6 +43,7 @@ class Handler(BaseHTTPRequestHandler):
     """Answers in silence."""
 
     protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True  # else a body waits 40 ms for the client to acknowledge its headers
 
     def _reply(self, status: int, headers: dict[str, str], body: bytes, length: int | None = None) -> None:
         self.send_response_only(status)

@@ -15,7 +15,7 @@ from tests.conftest import forget_clients
 from tests.faults.proxy import Proxy, _Handler
 from tests.servers import S3, Gcs, serving
 
-PAGE = 4
+PAGE = 2
 BODIES = [
     b"<?xml version='1.0'?><Error><Code>InternalError</Code><Message>try again</Message></Error>",
     b"<html>oops</html>",
@@ -23,7 +23,7 @@ BODIES = [
     b"{}",
     b"[]",
 ]
-IMAGES = {"a": 11, **dict.fromkeys("bcdefgh", 1)}  # three pages of images; two of folders, and the last of them is full
+IMAGES = {"a": 5, **dict.fromkeys("bcd", 1)}  # three pages of images; two of folders, and the last of them is full
 
 
 class _Interposing(Proxy):
