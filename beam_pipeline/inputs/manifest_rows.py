@@ -97,14 +97,10 @@ def box_notice(config: Config) -> str | None:
     ]
     if not boxes:
         return None
-    looks = f"{first_few(boxes)} {'looks like a box' if len(boxes) == 1 else 'look like boxes'}, stored as given"
-    turned = "images are stored upright: a box must be of the image as EXIF turns it"
-    if config.image_size is None:
-        return f"{looks}; {turned}, and reading with image_size= or augment= moves the pixels"
+    looks = f"{first_few(boxes)} {'looks like a box' if len(boxes) == 1 else 'look like boxes'}"
     return (
-        f"{looks}, but --resize_mode {config.resize_mode} moves the pixels: in pixels a box is wrong after every mode; "
-        "as fractions of width and height it is valid after stretch, shorter and longer, wrong after crop and pad; "
-        f"--image_size none keeps it valid; {turned}"
+        f"{looks} and won't be moved with the pixels: boxes in pixels, of upright images, need --image_size none, "
+        "boxes as fractions also fit --resize_mode stretch, shorter and longer"
     )
 
 

@@ -18,7 +18,11 @@ from apache_beam.options.pipeline_options import PipelineOptions
 from apache_beam.testing.util import assert_that, equal_to
 
 from beam_pipeline import Config, ListImages, WriteDataset, schema
+from beam_pipeline.inputs.exclude import checked
+from beam_pipeline.inputs.folders import all_images
+from beam_pipeline.inputs.references import class_hashes, limits, split_stratified
 from beam_pipeline.pipeline import graph
+from beam_pipeline.pipeline.listing import ListPages
 from tests import make
 from tests.servers import BODY, Answer, Gcs, telling
 from tools.engines import pieces
@@ -57,16 +61,6 @@ def same_but_for_the_list(version: Path) -> dict[str, Any]:
     return files | {"manifest": data | {"configuration": flags, "self_sha256": None}}
 
 
-def without(folder: Path, output: Path, gone: list[str], *flags: object) -> dict[str, Any]:
-    """What a job over a copy without these images writes, with all its classes."""
-    labels = output / "labels.txt"
-    shutil.copytree(folder, output / "in")
-    labels.write_text("ant\nbee\ncat\n")
-    for path in gone:
-        os.remove(os.fsencode(output / "in") + b"/" + schema.relative_path_bytes(path))
-    return same_but_for_the_list(make.published(output / "in", output / "out", *flags, "--labels_file", labels))
-
-
 def excluded(version: Path) -> dict[str, Any]:
     """What run.json says of the list."""
     return dict(json.loads((version / schema.RUN_FILE).read_bytes())["excluded"])
@@ -74,7 +68,14 @@ def excluded(version: Path) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def expected(photos: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    return without(photos, tmp_path_factory.mktemp("without"), GONE, *SPLITS)
+    """What a job over a copy without these images writes, with all its classes."""
+    output = tmp_path_factory.mktemp("without")
+    shutil.copytree(photos, output / "in")
+    (output / "labels.txt").write_text("ant\nbee\ncat\n")
+    for path in GONE:
+        (output / "in" / path).unlink()
+    flags = (*SPLITS, "--labels_file", output / "labels.txt")
+    return same_but_for_the_list(make.published(output / "in", output / "out", *flags))
 
 
 @pytest.fixture
@@ -132,11 +133,11 @@ def by_rows(folder: Path) -> list[str]:
     return GONE
 
 
-INPUTS: dict[str, tuple[Callable[[Path], list[str]], tuple[str, ...]]] = {
-    "odd names": (odd_names, SPLITS),
-    "split folders": (split_folders, ("--layout", "split_class_folders")),
-    "stratified": (lambda folder: GONE, (*SPLITS, "--stratify")),
-    "manifest": (by_rows, (*SPLITS, "--layout", "manifest", "--manifest")),
+INPUTS: dict[str, tuple[Callable[[Path], list[str]], dict[str, Any]]] = {
+    "odd names": (odd_names, {}),
+    "split folders": (split_folders, {"layout": "split_class_folders", "splits": None}),
+    "stratified": (lambda folder: GONE, {"stratify": True}),
+    "manifest": (by_rows, {"layout": "manifest", "header": ("path", "label", "n:int64")}),
 }
 
 
@@ -148,18 +149,23 @@ def test_every_kind_of_input_loses_its_images_the_same_way(
     paths = prepare(folder)
     listed = [unicodedata.normalize("NFC", path) for path in paths]
     text = "".join(map(line, listed)) if suffix == "jsonl" else "".join(f"{path}\n" for path in listed)
-    (tmp_path / f"gone.{suffix}").write_text(text, errors="surrogateescape")
-    rows = [tmp_path / "rows.csv"] if flags[-1] == "--manifest" else []
-    version = make.published(folder, tmp_path / "out", *flags, *rows, "--exclude", tmp_path / f"gone.{suffix}")
-    (tmp_path / "without").mkdir()
-    if rows:  # of a file that is missing a row is a reject, so rows go, too
-        head, *others = rows[0].read_text().replace(str(folder), str(tmp_path / "without/in")).splitlines()
-        others = [row for row in others if not any(f"{path}," in row for path in paths)]
-        (tmp_path / "rows_left.csv").write_text("\n".join([head, *others]))
-        rows = [tmp_path / "rows_left.csv"]
-    assert same_but_for_the_list(version) == without(folder, tmp_path / "without", paths, *flags, *rows)
-    assert excluded(version)["images"] == len(paths)
-    assert excluded(version)["unmatched"] == 0
+    (gone := tmp_path / f"gone.{suffix}").write_text(text, errors="surrogateescape")
+    if kind == "manifest":
+        flags = {**flags, "manifest": tmp_path / "rows.csv"}
+    places = {"input": folder, "output": tmp_path / "out", "name": "photos", "splits": SPLITS[1]}
+    complete = Config(**{**places, **flags, "stratify": False})
+    expected = [ref for ref in all_images(complete) if ref.path not in paths]
+    some = checked(Config(**{**places, **flags, "exclude": gone}))
+    if some.stratify:  # the ranks are those of the images that stay
+        cuts = {label: limits(hashes, some) for label, hashes in class_hashes(expected, some).items()}
+        expected = list(split_stratified(expected, cuts, some))
+    with beam.Pipeline(runner="FnApiRunner") as pipeline:
+        pages, summary = pipeline | ListPages(some)
+        refs = pages | beam.FlatMap(lambda pair: [ref for page in pair[1] for ref in page])
+        assert_that(refs, equal_to(expected), "in the job")
+        counts = summary | beam.Map(lambda one: (one.classes, one.excluded, one.exclusion.unmatched))
+        assert_that(counts, equal_to([(("ant", "bee", "cat"), len(paths), 0)]), "counts")
+    assert sorted(all_images(some)) == sorted(expected), "in the launcher"
 
 
 def test_a_bucket_s_images_and_a_list_in_it_by_full_urls(
