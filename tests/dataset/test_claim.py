@@ -241,8 +241,9 @@ def in_a_killed_process(act: Callable[[], object]) -> None:
 @pytest.mark.parametrize("place", ["local", "gs"])
 @pytest.mark.parametrize(("first", "second", "plan", "flag", "here", "in_a_store"), RULES)
 def test_who_may_write(
-    first: str, second: str, plan: object, flag: str, here: str, in_a_store: str, place: str, gcs: Gcs, tmp_path: Path
-) -> None:
+    first: str, second: str, plan: object, flag: str, here: str, in_a_store: str, place: str, gcs: Gcs, tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
     output = str(tmp_path) if place == "local" else f"gs://{gcs.new_bucket()}"
     expected = here if place == "local" else in_a_store
     before, after = config(output), config(output, **({flag: True} if flag else {}))
@@ -256,10 +257,12 @@ def test_who_may_write(
     def begin_first() -> None:
         begin(before, PLAN, first.endswith("command"))
 
-    if first == "killed command" and place == "local":
-        in_a_killed_process(begin_first)
-    else:
-        begin_first()
+    with monkeypatch.context() as elsewhere:  # a container's name says nothing
+        elsewhere.setattr("socket.gethostname", lambda: "elsewhere")
+        if first == "killed command" and place == "local":
+            in_a_killed_process(begin_first)
+        else:
+            begin_first()
     if expected in ("waits", "restarts"):
         with pytest.raises(ClaimedError, match=WAIT if expected == "waits" else RESTART):
             begin(after, plan, second == "command")

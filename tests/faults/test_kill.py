@@ -103,7 +103,9 @@ def test_a_kill_between_publishing_and_tidying_leaves_nothing_after_the_same_com
     expected.check(output, tmp_path / "scratch")
 
 
-@pytest.mark.parametrize(("apart_s", "more"), [(0.0, ()), (0.3, collide.OTHER)], ids=str)
+@pytest.mark.parametrize(
+    ("apart_s", "more"), [pytest.param(0.0, (), marks=pytest.mark.soak), (0.3, collide.OTHER)], ids=str
+)
 def test_of_two_commands_one_publishes_and_the_other_says_at_once_that_it_does_not(
     images: Path, expected: Reference, other: Reference, tmp_path: Path, apart_s: float, more: tuple[str, ...]
 ) -> None:
@@ -111,6 +113,7 @@ def test_of_two_commands_one_publishes_and_the_other_says_at_once_that_it_does_n
     collide.collide(images, Output(str(tmp_path / "out")), both, apart_s, tmp_path / "scratch", more)
 
 
+@pytest.mark.soak
 def test_after_a_kill_under_another_host_name_and_in_another_pid_space_the_same_command_goes_on(
     images: Path, expected: Reference, tmp_path: Path
 ) -> None:
