@@ -1,4 +1,4 @@
-/* Pillow's resize of 8-bit images, bit for bit and several times as fast; `resize.py` is its only caller.
+/* Pillow's bilinear resize of 8-bit images, bit for bit and several times as fast; `resize.py` is its only caller.
 
    The algorithm is that of Pillow's Resample.c. Along each axis, an output pixel is a weighted mean of source pixels
    under a filter that is as wide as the axis shrinks, so it doesn't alias. Weights are computed in double, then rounded
@@ -36,13 +36,12 @@ enum { LANES = 4 };
 #define INLINE static inline __attribute__((always_inline))
 
 enum {
-    WEIGHT_BITS = 22,     /* 8 more for a pixel and 2 for the negative lobes of filters make 32 */
-    MAX_SIDE = 1 << 20,   /* pixels: no index here overflows */
-    MAX_UNCLIPPED = 8192 /* so many weights, all rounded up, don't make 256 of 255 */
+    WEIGHT_BITS = 22,   /* Pillow's: 8 more for a pixel, and 2 for filters with negative weights, make 32 */
+    MAX_SIDE = 1 << 20, /* pixels: no index here overflows */
+    MAX_SCALE = 4000    /* so many source pixels of one: the weights, all rounded up, don't make 256 of 255 */
 };
 
 typedef uint32_t Pixels __attribute__((vector_size(4 * LANES), aligned(4), may_alias)); /* red in the lowest byte */
-typedef int32_t Sums __attribute__((vector_size(4 * LANES)));
 typedef uint32_t Four __attribute__((vector_size(16), aligned(1), may_alias));
 typedef uint8_t Bytes __attribute__((vector_size(16), aligned(1), may_alias));
 
@@ -61,33 +60,9 @@ typedef struct {
 
 /* --- Weights: Pillow's `precompute_coeffs` and `normalize_coeffs_8bpc`, operation by operation --- */
 
-static double box(double x) { return x > -0.5 && x <= 0.5 ? 1.0 : 0.0; }
-static double bilinear(double x) { return fabs(x) < 1.0 ? 1.0 - fabs(x) : 0.0; }
-static double sinc(double x) { return x == 0.0 ? 1.0 : sin(x * M_PI) / (x * M_PI); }
-
-static double hamming(double x) { /* Pillow's constants are floats */
-    return fabs(x) >= 1.0 ? 0.0 : x == 0.0 ? 1.0 : sinc(fabs(x)) * (0.54f + 0.46f * cos(fabs(x) * M_PI));
-}
-
-static double bicubic(double x) {
-    x = fabs(x);
-    if (x < 1.0) return ((-0.5 + 2.0) * x - (-0.5 + 3.0)) * x * x + 1;
-    return x < 2.0 ? (((x - 5) * x + 8) * x - 4) * -0.5 : 0.0;
-}
-
-static double lanczos(double x) { return -3.0 <= x && x < 3.0 ? sinc(x) * sinc(x / 3) : 0.0; }
-
-static const struct {
-    const char *name;
-    double (*at)(double);
-    double support; /* source pixels to each side that count, if nothing shrinks */
-} FILTERS[] = {{"box", box, 0.5}, {"bilinear", bilinear, 1.0}, {"hamming", hamming, 1.0}, {"bicubic", bicubic, 2.0},
-               {"lanczos", lanczos, 3.0}, {NULL, NULL, 0}};
-
 /* Fill in an axis of `out` pixels made of [low, high) of `in` pixels. Returns 0 if there is no memory. */
-static int weigh(Axis *axis, int in, float low, float high, int out, int filter) {
-    double scale = (double)(high - low) / out, filter_scale = scale < 1.0 ? 1.0 : scale;
-    double support = FILTERS[filter].support * filter_scale, inverse = 1.0 / filter_scale;
+static int weigh(Axis *axis, int in, float low, float high, int out) {
+    double scale = (double)(high - low) / out, support = scale < 1.0 ? 1.0 : scale, inverse = 1.0 / support;
     axis->taps = (int)ceil(support) * 2 + 1;
     axis->begin = in;
     axis->first = calloc(2 * (size_t)out, sizeof *axis->first);
@@ -102,10 +77,13 @@ static int weigh(Axis *axis, int in, float low, float high, int out, int filter)
         if (first > in - 1) first = in - 1; /* by rounding only; Pillow has no need of it */
         if (end > in) end = in;
         int count = end - first < 0 ? 0 : end - first < axis->taps ? end - first : axis->taps;
-        for (int x = 0; x < count; x++) sum += exact[x] = FILTERS[filter].at((x + first - center + 0.5) * inverse);
+        for (int x = 0; x < count; x++) {
+            double distance = fabs((x + first - center + 0.5) * inverse);
+            sum += exact[x] = distance < 1.0 ? 1.0 - distance : 0.0;
+        }
         for (int x = 0; x < count; x++) {
             double weight = (sum != 0.0 ? exact[x] / sum : exact[x]) * (1 << WEIGHT_BITS);
-            axis->weights[(size_t)i * axis->taps + x] = (int32_t)(weight < 0 ? -0.5 + weight : 0.5 + weight);
+            axis->weights[(size_t)i * axis->taps + x] = (int32_t)(0.5 + weight);
         }
         axis->first[i] = first;
         axis->count[i] = count;
@@ -119,24 +97,16 @@ static int weigh(Axis *axis, int in, float low, float high, int out, int filter)
 /* --- Sums --- */
 
 /* The sum of `count` vectors, `step` integers from one to the next, each times its weight, for each of the channels:
-   Pillow's inner loop. `clips` is its `clip8`; without negative weights no sum leaves 0-255. */
-INLINE void weighted(const uint32_t *from, Py_ssize_t step, const int32_t *weights, int count, int channels, int clips,
+   Pillow's inner loop without its `clip8`, since no weight is negative. */
+INLINE void weighted(const uint32_t *from, Py_ssize_t step, const int32_t *weights, int count, int channels,
                      Pixels *out) {
-    Pixels sums[4], result = {0}; /* unsigned, since they wrap as Pillow's do */
+    Pixels sums[4], result = {0};
     for (int c = 0; c < channels; c++) sums[c] = (Pixels){0} + (1 << (WEIGHT_BITS - 1));
     for (int i = 0; i < count; i++, from += step) {
         Pixels pixels = *(const Pixels *)from;
         for (int c = 0; c < channels; c++) sums[c] += (pixels >> 8 * c & 255) * (uint32_t)weights[i];
     }
-    for (int c = 0; c < channels; c++) {
-        if (clips) {
-            Sums sum = (Sums)sums[c] >> WEIGHT_BITS;
-            sum &= ~(sum >> 31);
-            sums[c] = (Pixels)((sum | (255 - sum) >> 31) & 255);
-        } else
-            sums[c] >>= WEIGHT_BITS;
-        result |= sums[c] << 8 * c;
-    }
+    for (int c = 0; c < channels; c++) result |= (sums[c] >> WEIGHT_BITS) << 8 * c;
     *out = result;
 }
 
@@ -184,13 +154,13 @@ INLINE void gather(const uint8_t *const source[LANES], int size, int begin, int 
 
 /* Resize LANES rows to the width of the axis, into packed bytes. `block` has room for them before and after. */
 INLINE void rows_of(const Axis *axis, int width, const uint8_t *const source[LANES], uint32_t *block, uint8_t *out,
-                    Py_ssize_t out_row, int size, int clips) {
+                    Py_ssize_t out_row, int size) {
     int channels = size == 1 ? 1 : 3;
     uint32_t *after = block + (Py_ssize_t)(axis->end - axis->begin) * LANES;
     gather(source, size, axis->begin, axis->end, block);
     for (Py_ssize_t x = 0; x < width; x++)
         weighted(block + (Py_ssize_t)(axis->first[x] - axis->begin) * LANES, LANES, axis->weights + x * axis->taps,
-                 axis->count[x], channels, clips, (Pixels *)(after + x * LANES));
+                 axis->count[x], channels, (Pixels *)(after + x * LANES));
     for (Py_ssize_t x = 0; x < width; x += 4)
         for (int half = 0; half < LANES; half += 4) {
             Four columns[4], rows[4];
@@ -201,22 +171,21 @@ INLINE void rows_of(const Axis *axis, int width, const uint8_t *const source[LAN
 }
 
 VECTORS static void resize_rows(const Axis *axis, int width, const uint8_t *const source[LANES], uint32_t *block,
-                               uint8_t *out, Py_ssize_t out_row, int size, int clips) {
-#define ROWS_OF(size, clips) rows_of(axis, width, source, block, out, out_row, size, clips) /* compiled for constants */
+                               uint8_t *out, Py_ssize_t out_row, int size) { /* compiled for constants */
     if (size == 1)
-        ROWS_OF(1, 1);
+        rows_of(axis, width, source, block, out, out_row, 1);
     else if (size == 3)
-        clips ? ROWS_OF(3, 1) : ROWS_OF(3, 0);
+        rows_of(axis, width, source, block, out, out_row, 3);
     else
-        clips ? ROWS_OF(4, 1) : ROWS_OF(4, 0);
+        rows_of(axis, width, source, block, out, out_row, 4);
 }
 
 /* One row of the output, `size` bytes, from `count` rows of the scratch. Here any 4 bytes are a pixel. */
 VECTORS static void resize_column(const uint32_t *from, Py_ssize_t row, const int32_t *weights, int count, uint8_t *out,
-                                 Py_ssize_t size, int clips) {
+                                 Py_ssize_t size) {
     for (Py_ssize_t x = 0; x < size; x += 4 * LANES, from += LANES) {
         Pixels pixels;
-        clips ? weighted(from, row, weights, count, 4, 1, &pixels) : weighted(from, row, weights, count, 4, 0, &pixels);
+        weighted(from, row, weights, count, 4, &pixels);
         memcpy(out + x, &pixels, size - x < 4 * LANES ? (size_t)(size - x) : 4 * LANES);
     }
 }
@@ -225,14 +194,13 @@ VECTORS static void resize_column(const uint32_t *from, Py_ssize_t row, const in
 
 /* Resize what is inside of `edges` (left, top, right, bottom) of `in` to all of `out`, of 1 or 3 channels. Both may
    overlap. Returns 0 if there is no memory. */
-static int resize(const Image *in, const Image *out, const float edges[4], int filter) {
+static int resize(const Image *in, const Image *out, const float edges[4]) {
     Axis columns = {0}, rows = {0};
     uint32_t *scratch = NULL, *block = NULL;
     int width = (int)out->width, height = (int)out->height;
-    int done = weigh(&columns, (int)in->width, edges[0], edges[2], width, filter) &&
-               weigh(&rows, (int)in->height, edges[1], edges[3], height, filter);
+    int done = weigh(&columns, (int)in->width, edges[0], edges[2], width) &&
+               weigh(&rows, (int)in->height, edges[1], edges[3], height);
     if (!done) goto end;
-    int clips = FILTERS[filter].support > 1.0 || columns.taps > MAX_UNCLIPPED || rows.taps > MAX_UNCLIPPED;
     Py_ssize_t room = (width + LANES - 1) / LANES * LANES, row = room * out->pixel / 4 + LANES; /* of the scratch */
     scratch = malloc((size_t)(rows.end - rows.begin + LANES) * row * sizeof *scratch);
     block = malloc((size_t)(columns.end - columns.begin + room) * LANES * sizeof *block);
@@ -242,11 +210,11 @@ static int resize(const Image *in, const Image *out, const float edges[4], int f
         const uint8_t *source[LANES];
         for (int r = 0; r < LANES; r++) source[r] = in->data + (y + r < rows.end ? y + r : rows.end - 1) * in->row;
         resize_rows(&columns, width, source, block, (uint8_t *)(scratch + (y - rows.begin) * row), row * 4,
-                    (int)in->pixel, clips);
+                    (int)in->pixel);
     }
     for (int y = 0; y < height; y++)
         resize_column(scratch + (rows.first[y] - rows.begin) * row, row, rows.weights + (Py_ssize_t)y * rows.taps,
-                      rows.count[y], out->data + y * out->row, width * out->pixel, clips);
+                      rows.count[y], out->data + y * out->row, width * out->pixel);
 end:
     free(columns.first), free(columns.weights), free(rows.first), free(rows.weights), free(scratch), free(block);
     return done;
@@ -303,16 +271,12 @@ static PyObject *py_resize(PyObject *Py_UNUSED(module), PyObject *args) {
     Image in = {0}, out = {0};
     Py_buffer from = {0}, to = {0};
     float edges[4]; /* as Pillow's: their rounding is part of the result */
-    const char *name;
     Py_ssize_t height, width;
-    int filter = 0;
-    if (!PyArg_ParseTuple(args, "OO(ffff)s(nn):resize", &source, &target, &edges[0], &edges[1], &edges[2], &edges[3],
-                          &name, &height, &width))
+    if (!PyArg_ParseTuple(args, "OO(ffff)(nn):resize", &source, &target, &edges[0], &edges[1], &edges[2], &edges[3],
+                          &height, &width))
         return NULL;
-    while (FILTERS[filter].name && strcmp(FILTERS[filter].name, name) != 0) filter++;
     if (PyObject_GetBuffer(target, &to, PyBUF_STRIDES | PyBUF_FORMAT | PyBUF_WRITABLE) < 0) return NULL;
-    int valid = FILTERS[filter].name && is_side(height) && is_side(width) && from_buffer(&to, &out) &&
-                is_side(out.height) && is_side(out.width);
+    int valid = is_side(height) && is_side(width) && from_buffer(&to, &out) && is_side(out.height) && is_side(out.width);
     if (PyCapsule_IsValid(source, "arrow_array")) {
         in = (Image){.height = height, .width = width};
         valid = valid && from_arrow(source, &in);
@@ -321,14 +285,15 @@ static PyObject *py_resize(PyObject *Py_UNUSED(module), PyObject *args) {
     else
         goto end;
     valid = valid && in.pixel - (in.pixel == 4) == out.pixel && edges[0] >= 0 && edges[0] <= edges[2] &&
-            edges[2] <= width && edges[1] >= 0 && edges[1] <= edges[3] && edges[3] <= height;
+            edges[2] <= width && edges[1] >= 0 && edges[1] <= edges[3] && edges[3] <= height &&
+            edges[2] - edges[0] <= (float)MAX_SCALE * out.width && edges[3] - edges[1] <= (float)MAX_SCALE * out.height;
     if (!valid) {
-        PyErr_SetString(PyExc_ValueError, "resize takes bytes [height, width, 1 or 3], edges inside and a filter");
+        PyErr_SetString(PyExc_ValueError, "resize takes bytes [height, width, 1 or 3], edges inside and a scale up to 4000");
         goto end;
     }
     int done;
     Py_BEGIN_ALLOW_THREADS;
-    done = resize(&in, &out, edges, filter);
+    done = resize(&in, &out, edges);
     Py_END_ALLOW_THREADS;
     result = done ? Py_NewRef(Py_None) : PyErr_NoMemory();
 end:
@@ -353,10 +318,10 @@ static PyObject *py_mirror(PyObject *Py_UNUSED(module), PyObject *target) {
 
 static PyMethodDef METHODS[] = {
     {"resize", py_resize, METH_VARARGS,
-     "resize(source, out, (left, top, right, bottom), filter, (height, width))\n--\n\n"
+     "resize(source, out, (left, top, right, bottom), (height, width))\n--\n\n"
      "Resize what is inside of the edges of `source`, of this size, to all of `out`, as Pillow does, without the GIL.\n"
      "source: bytes [height, width, 1 or 3], each row contiguous, or the \"arrow_array\" of a Pillow image RGB.\n"
-     "out: such bytes, writable; may be the source. filter: box, bilinear, hamming, bicubic or lanczos."},
+     "out: such bytes, writable; may be the source. Per output pixel at most 4000 of the source's along each axis."},
     {"mirror", py_mirror, METH_O, "mirror(pixels)\n--\n\nReverse each row of bytes [height, width, 1 or 3]."},
     {0}};
 static PyModuleDef_Slot SLOTS[] = {{0}};
