@@ -116,7 +116,13 @@ def test_other_files_that_are_cut_missing_or_too_many_are_damage(photos: Path, o
     corrupt = frozenset({("train", 0), ("train", 1), ("validation", 1)})
     assert damage(photos, version) == Damage(corrupt, frozenset({*OTHERS, "features.json"}), frozenset(foreign))
     finished = assert_repaired(photos, version, original)
-    assert "and 2 unexpected files (index/test.runs.npy, photos-train.tfrecord-00007-of-00009)" in finished.err
+    told, warning = finished.err.splitlines()
+    assert told.startswith(
+        "repairing 3 corrupt shards and 3 missing or corrupt files (class.labels.txt, features.json, "
+    )
+    assert told.endswith(" and 2 unexpected files (index/test.runs.npy, photos-train.tfrecord-00007-of-00009)")
+    assert warning.startswith("warning: fewer than 5 records of 3 classes in split 'validation': ")
+    assert finished.out.startswith(f"repaired {version}\n") and not (version.parent / "_state").exists()
 
 
 def test_the_first_flag_that_differs_and_how_many_more(photos: Path, version: Path) -> None:
