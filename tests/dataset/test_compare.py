@@ -80,7 +80,7 @@ def test_an_unchanged_version_has_no_damage_nor_have_files_of_others(photos: Pat
     assert not NONE
 
 
-def test_a_shard_of_another_size_is_damaged(photos: Path, version: Path) -> None:
+def test_a_shard_of_another_size_is_corrupt(photos: Path, version: Path) -> None:
     shard = make.shard_files(version)[1]
     data = shard.read_bytes()
     for other in (b"", data[:-1], data + b"x"):

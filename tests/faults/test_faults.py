@@ -123,7 +123,7 @@ def test_a_lost_answer_to_a_chunk_loses_and_doubles_nothing(uploads: Uploads, lo
     assert server.objects == {"big file": data}
 
 
-def test_an_upload_that_the_server_forgot_begins_anew(uploads: Uploads) -> None:
+def test_an_upload_that_the_server_forgot_begins_again(uploads: Uploads) -> None:
     data = os.urandom(9 << 20)
     with uploads() as server:
         server.forget_after = 6_000_000
