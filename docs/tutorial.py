@@ -111,7 +111,7 @@ imageshards.show(info, count=10)
 # %% [markdown]
 # ## A batch
 #
-# What does a trainer get? Arrays of pixels and class ids, shuffled over the whole split; and in each epoch another
+# What does a trainer get? Arrays of pixels and class ids, shuffled over all of the split; and in each epoch another
 # order.
 
 # %%

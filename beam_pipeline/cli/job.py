@@ -34,7 +34,7 @@ from beam_pipeline.cli.progress import ProgressLine
 from beam_pipeline.config import Config, wrong
 from beam_pipeline.conversion.versions import versions
 from beam_pipeline.dataset import progress
-from beam_pipeline.dataset.compare import Damage
+from beam_pipeline.dataset.compare import CorruptFiles
 from beam_pipeline.dataset.shard_files import finished_shards
 from beam_pipeline.dataset.state import JobState
 from beam_pipeline.errors import ImageShardsError, StorageError, UnforeseenError, UsageError, from_worker
@@ -152,9 +152,9 @@ class Job:
         self._pipeline = _new_pipeline(self._options, self.runner)  # for the repair
         return done
 
-    def repair(self, config: Config, manifest: Content, damage: Damage) -> bool:
+    def repair(self, config: Config, manifest: Content, corrupt: CorruptFiles) -> bool:
         """Rewrite the corrupt files of a published version; returns the same as `write`."""
-        return self._run(config, lambda: graph.build_repair(self._pipeline, config, manifest, damage))
+        return self._run(config, lambda: graph.build_repair(self._pipeline, config, manifest, corrupt))
 
     def _run(self, config: Config, build: Callable[[], object]) -> bool:
         if self.is_dataflow:

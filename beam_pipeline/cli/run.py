@@ -180,20 +180,20 @@ def _compare_and_repair(config: Config, lock: VersionLock, job: Job | None, mani
     else:
         with _translating_early_errors():
             comparison = compare_listing(config, manifest.content)
-    if not comparison.damage:
+    if not comparison.corrupt:
         if not config.preflight and JobState(config).has_leftovers():
             with suppress(ClaimedError):
                 lock.acquire()
                 JobState(config).clear()
         return _already_published(manifest, comparison)
     if config.preflight:
-        print_line(f"{comparison.damage} would be repaired; nothing was started", sys.stderr)
+        print_line(f"{comparison.corrupt} would be repaired; nothing was started", sys.stderr)
         return None
     job = job or _job(None, config)
     config = job.configured(config)
     lock.acquire()
-    print_line(f"repairing {comparison.damage}", sys.stderr)
-    if not job.repair(config, manifest.content, comparison.damage):
+    print_line(f"repairing {comparison.corrupt}", sys.stderr)
+    if not job.repair(config, manifest.content, comparison.corrupt):
         return None
     return dataclasses.replace(manifest, outcome=REPAIRED, run=comparison.run, etags_differ=comparison.etags_differ)
 

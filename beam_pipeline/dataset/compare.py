@@ -27,7 +27,7 @@ _MAX_IN_LAUNCHER = 2_000_000  # images whose listing a launcher compares
 
 
 @dataclasses.dataclass(frozen=True)
-class Damage:
+class CorruptFiles:
     """The files of a published version that are not as they were published.
 
     Attributes:
@@ -54,13 +54,13 @@ class Comparison(NamedTuple):
     """What a comparison found.
 
     Attributes:
-        damage: to be repaired.
+        corrupt: to be repaired.
         checked: what was compared, and what wasn't, in one line.
         etags_differ: the etag or mtime of an image isn't the one that was published, and contents were not compared.
         run: content of run.json.
     """
 
-    damage: Damage
+    corrupt: CorruptFiles
     checked: str
     etags_differ: bool
     run: dict[str, Any]
@@ -94,11 +94,11 @@ def compare(config: Config, manifest: Content, inputs: ComparedInputs) -> Compar
             f"listed then, {inputs.images} now, {inputs.different} of {len(manifest.shards)} shards differ; "
             f"{choices(config, manifest, inputs.labels)}"
         )
-    damage, by = _find_damage(config, manifest, inputs)
+    corrupt, by = _find_corrupt(config, manifest, inputs)
     unread = 0 if config.repair else manifest.images - inputs.by_content
     run = read_run(config)
     etags_differ = unread > 0 and as_run(run).inputs not in ("", inputs.references)
-    return Comparison(damage, _summary(manifest, inputs.by_content, unread, by), etags_differ, run)
+    return Comparison(corrupt, _summary(manifest, inputs.by_content, unread, by), etags_differ, run)
 
 
 def _summary(manifest: Content, compared: int, unread: int, by: str) -> str:
@@ -227,7 +227,7 @@ def _check_path(config: Config, url: str) -> None:
 _SIZES, _SIZES_AND_CRCS = "sizes", "sizes and CRCs"
 
 
-def _find_damage(config: Config, manifest: Content, inputs: ComparedInputs) -> tuple[Damage, str]:
+def _find_corrupt(config: Config, manifest: Content, inputs: ComparedInputs) -> tuple[CorruptFiles, str]:
     """Compare files with the manifest, by a listing or with `--repair` every byte; also says what was compared.
 
     A corrupt text index or record table counts as a corrupt shard.
@@ -252,9 +252,9 @@ def _find_damage(config: Config, manifest: Content, inputs: ComparedInputs) -> t
         rewritten |= {key for key, shard in manifest.shards.items() if shard.records < shard.images}
     too_many = [name for name in listed.keys() - expected.keys() if is_ours(name, config.name)]
     unexpected = (name for name in too_many if ShardName.parse(name) or name.startswith(f"{schema.INDEX_FOLDER}/"))
-    damage = Damage(frozenset(rewritten), frozenset(corrupt & others.keys()), frozenset(unexpected))
+    found = CorruptFiles(frozenset(rewritten), frozenset(corrupt & others.keys()), frozenset(unexpected))
     has_crcs = config.repair or all(listed[name].crc32c is not None for name in expected.keys() & listed.keys())
-    return damage, _SIZES_AND_CRCS if has_crcs else _SIZES
+    return found, _SIZES_AND_CRCS if has_crcs else _SIZES
 
 
 def corrupt_files(

@@ -7,7 +7,7 @@ from typing import Any
 
 from beam_pipeline import schema, storage
 from beam_pipeline.config import Config
-from beam_pipeline.dataset.compare import Damage
+from beam_pipeline.dataset.compare import CorruptFiles
 from beam_pipeline.dataset.publish import metadata_files, reject_lines
 from beam_pipeline.dataset.shard_files import ShardFiles
 from beam_pipeline.dataset.state import JobState, shard_names
@@ -24,13 +24,13 @@ def restore(
     claimed: ClaimedPlan,
     config: Config,
     manifest: Content,
-    damage: Damage,
+    corrupt: CorruptFiles,
     _: Iterable[Any],
 ) -> str:
     """Rewrite the corrupt files other than the shards, all of them checked against the manifest."""
     state = JobState(config)
     store = storage.open_storage(config.output, config.io_deadline)
-    for file, parts in _restored_files(config, claimed.plan, manifest, damage):
+    for file, parts in _restored_files(config, claimed.plan, manifest, corrupt):
         with state.temporary_file() as out:
             lines = ChecksumWriter(out)
             for part in parts:
@@ -41,7 +41,7 @@ def restore(
             state.check(manifest.self_sha256)
             store.publish(out, storage.join(config.dataset_url, file))
     state.check(manifest.self_sha256)
-    for file in sorted(damage.unexpected):
+    for file in sorted(corrupt.unexpected):
         store.delete(storage.join(config.dataset_url, file))
     state.clear()
     return config.dataset_url
@@ -51,19 +51,19 @@ def _restored_files(
     config: Config,
     plan: Plan,
     manifest: Content,
-    damage: Damage,
+    corrupt: CorruptFiles,
 ) -> Iterator[tuple[str, Iterable[bytes]]]:
     """(file, its content in parts) of what is corrupt other than the shards, which are valid by now."""
     names = shard_names(config, plan.splits)
     for split in plan.splits:
-        if schema.runs_file(split) in damage.files:
+        if schema.runs_file(split) in corrupt.files:
             shards = (name for name in names if name.split == split)
             rows = (schema.run_rows(name.index, _record_bytes(config, name, manifest)) for name in shards)
             yield schema.runs_file(split), [run_index([run_rows_array(shard) for shard in rows])]
-    yield from ((file, [data]) for file, data in metadata_files(manifest).items() if file in damage.files)
-    if schema.REJECTS_FILE in damage.files:
+    yield from ((file, [data]) for file, data in metadata_files(manifest).items() if file in corrupt.files)
+    if schema.REJECTS_FILE in corrupt.files:
         # Shards that had rejects are all among the corrupt ones; the others' lines are empty.
-        rewritten = (ShardFiles(config, name) for name in names if (name.split, name.index) in damage.shards)
+        rewritten = (ShardFiles(config, name) for name in names if (name.split, name.index) in corrupt.shards)
         yield schema.REJECTS_FILE, (reject_lines(sidecar) for files in rewritten if (sidecar := files.read_sidecar()))
 
 

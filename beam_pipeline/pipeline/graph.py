@@ -9,7 +9,7 @@ from apache_beam.pvalue import AsIter, AsList, AsSingleton
 
 from beam_pipeline import __version__
 from beam_pipeline.config import Config
-from beam_pipeline.dataset.compare import Damage
+from beam_pipeline.dataset.compare import CorruptFiles
 from beam_pipeline.dataset.repair import restore
 from beam_pipeline.dataset.writer import ClaimedPlan
 from beam_pipeline.inputs.folders import ListingSummary
@@ -69,21 +69,21 @@ def build_comparison(pipeline: beam.Pipeline, config: Config, published: str) ->
     compared | "SaveComparison" >> beam.Map(save_comparison, config, AsSingleton(summary))
 
 
-def build_repair(pipeline: beam.Pipeline, config: Config, manifest: Content, damage: Damage) -> None:
+def build_repair(pipeline: beam.Pipeline, config: Config, manifest: Content, corrupt: CorruptFiles) -> None:
     """Add the job that rewrites corrupt files."""
     plans = pipeline | "Plan" >> beam.Create([ClaimedPlan(Plan.published(manifest, f"repair {manifest.self_sha256}"))])
     summaries: Any = ()
-    if damage.shards:
+    if corrupt.shards:
         pages, _ = pipeline | "ListImages" >> ListPages(config)
-        summaries = AsIter(_rewritten(pages, config, plans, manifest, damage))  # only so that it waits for them
-    plans | "RestoreFiles" >> beam.Map(reports_errors(restore), config, manifest, damage, summaries)
+        summaries = AsIter(_rewritten(pages, config, plans, manifest, corrupt))  # only so that it waits for them
+    plans | "RestoreFiles" >> beam.Map(reports_errors(restore), config, manifest, corrupt, summaries)
 
 
-def _rewritten(pages: Any, config: Config, plans: Any, manifest: Content, damage: Damage) -> Any:
+def _rewritten(pages: Any, config: Config, plans: Any, manifest: Content, corrupt: CorruptFiles) -> Any:
     """`ShardId`s of the corrupt shards, which are published as they were or not at all."""
     return (
         pages
         | "AssignShards" >> beam.FlatMap(assign_shards, AsSingleton(plans))
-        | "OnlyCorrupt" >> beam.Filter(lambda pair, shards: pair[0] in shards, damage.shards)
+        | "OnlyCorrupt" >> beam.Filter(lambda pair, shards: pair[0] in shards, corrupt.shards)
         | "WriteShards" >> WriteShards(config, plans, manifest)
     )

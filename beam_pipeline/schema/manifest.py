@@ -377,7 +377,7 @@ def parse_manifest(data: bytes, where: str) -> tuple[dict[str, Any], Content]:
         raise NotPublishedError(
             f"{where} is corrupt: no manifest can be read from it; run the job with --repair"
         ) from None
-    # The seal first, which is the same in every format: a flipped bit in the version's number is damage.
+    # The seal first, which is the same in every format: a flipped bit in the version's number is corruption.
     if not is_sealed:
         raise NotPublishedError(f"{where} is corrupt: its self_sha256 doesn't match; run the job with --repair")
     if type(version) is int and version != FORMAT_VERSION:

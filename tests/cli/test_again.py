@@ -105,21 +105,6 @@ def test_an_edited_object_of_the_same_size_is_found_by_its_md5(gcs: Gcs, changed
 # --- damage and repair
 
 
-def test_a_truncated_shard_is_written_again_with_the_same_bytes(photos: Path, original: Path, version: Path) -> None:
-    shard = make.shard_files(version)[1]
-    shard.write_bytes(shard.read_bytes()[:-7])
-    others = {name: trace for name, trace in make.traces(version).items() if Path(name).suffix == ".json"}
-    finished = again(photos, version)
-    assert finished.code == 0, finished.err
-    assert make.files(version) == make.files(original)
-    assert {name: make.traces(version)[name] for name in others} == others
-    assert not (version.parent / "_state").exists()
-    assert finished.out.startswith(f"repaired {version}\n")
-    few = "fewer than 5 records of 3 classes in split 'validation': 'ant' 3, 'bee' 4, 'cat' 4"
-    fix = "--stratify gives each class its share"
-    assert finished.err == f"repairing 1 corrupt shard\nwarning: {few}; {fix}\n"
-
-
 @pytest.mark.parametrize(
     ("name", "kind", "flags"),
     [("photos-train.tfrecord-00000-of-00002", "folder", ()), ("index", "file", ("--repair",))],

@@ -106,7 +106,7 @@ def test_hidden_files_alone_are_nothing_to_tell() -> None:
     assert lines(manifest(run={"skipped": {"hidden": 9, "suffixes": {}}})) == lines(manifest())
 
 
-def test_images_that_were_not_encoded_anew_are_told() -> None:
+def test_images_that_were_not_encoded_again_are_told() -> None:
     text = lines(manifest(image={"passed_through": {"whole": 1200, "without_metadata": 3}}))
     assert "  1,203 images stored without re-encoding (1,200 byte for byte)" in text
 

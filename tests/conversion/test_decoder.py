@@ -153,7 +153,10 @@ sys.stdin.read()
 """
 
 
-@pytest.mark.parametrize("how", ["its end", "a kill", "an interrupt", "a kill while it hangs"])
+SOAKED = (pytest.param(how, marks=pytest.mark.soak) for how in ("its end", "an interrupt"))
+
+
+@pytest.mark.parametrize("how", ["a kill", "a kill while it hangs", *SOAKED])
 def test_no_child_process_outlives_its_parent(tmp_path: Path, how: str) -> None:
     hangs = how.endswith("hangs")
     (tmp_path / "image").write_bytes(deadly("sleep with the interpreter") if hangs else GOOD)

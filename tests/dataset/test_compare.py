@@ -16,7 +16,7 @@ from beam_pipeline.config import Config
 from beam_pipeline.dataset import answers
 from beam_pipeline.dataset.compare import (
     Comparison,
-    Damage,
+    CorruptFiles,
     ShardSums,
     compare,
     compare_listing,
@@ -46,11 +46,11 @@ def in_job(config: Config, published: Content) -> ComparedInputs:
     return answers.take(config, ComparedInputs)
 
 
-def damage(photos: Path, version: Path, **more: object) -> Damage:
+def damage(photos: Path, version: Path, **more: object) -> CorruptFiles:
     config, published = comparison_of(photos, version, **more)
     if config.repair:
-        return compare(config, published, in_job(config, published)).damage
-    return compare_listing(config, published).damage
+        return compare(config, published, in_job(config, published)).corrupt
+    return compare_listing(config, published).corrupt
 
 
 def assert_repaired(photos: Path, version: Path, original: Path, *flags: str) -> make.Finished:
@@ -60,7 +60,7 @@ def assert_repaired(photos: Path, version: Path, original: Path, *flags: str) ->
     return finished
 
 
-NONE = Damage(frozenset(), frozenset())
+NONE = CorruptFiles(frozenset(), frozenset())
 
 
 def test_an_image_in_a_split_that_had_none_is_another_input(photos: Path, version: Path) -> None:
@@ -80,12 +80,12 @@ def test_an_unchanged_version_has_no_damage_nor_have_files_of_others(photos: Pat
     assert not NONE
 
 
-def test_a_shard_of_another_size_is_damaged(photos: Path, version: Path) -> None:
+def test_a_shard_of_another_size_is_corrupt(photos: Path, version: Path) -> None:
     shard = make.shard_files(version)[1]
     data = shard.read_bytes()
     for other in (b"", data[:-1], data + b"x"):
         shard.write_bytes(other)
-        assert damage(photos, version) == Damage(frozenset({("train", 1)}), frozenset())
+        assert damage(photos, version) == CorruptFiles(frozenset({("train", 1)}), frozenset())
 
 
 def test_only_repair_reads_every_byte(photos: Path, version: Path) -> None:
@@ -95,7 +95,7 @@ def test_only_repair_reads_every_byte(photos: Path, version: Path) -> None:
     make.flip_byte(version / "features.json")
     assert damage(photos, version) == NONE
     corrupt = frozenset({("train", 0), ("train", 1), ("validation", 1)})
-    assert damage(photos, version, repair=True) == Damage(corrupt, frozenset({"features.json"}))
+    assert damage(photos, version, repair=True) == CorruptFiles(corrupt, frozenset({"features.json"}))
 
 
 OTHERS = ("class.labels.txt", "index/train.runs.npy")
@@ -114,9 +114,15 @@ def test_other_files_that_are_cut_missing_or_too_many_are_damage(photos: Path, o
     for name in foreign:
         (version / name).write_bytes(b"left over")
     corrupt = frozenset({("train", 0), ("train", 1), ("validation", 1)})
-    assert damage(photos, version) == Damage(corrupt, frozenset({*OTHERS, "features.json"}), frozenset(foreign))
+    assert damage(photos, version) == CorruptFiles(corrupt, frozenset({*OTHERS, "features.json"}), frozenset(foreign))
     finished = assert_repaired(photos, version, original)
-    assert "and 2 unexpected files (index/test.runs.npy, photos-train.tfrecord-00007-of-00009)" in finished.err
+    told, warning = finished.err.splitlines()
+    assert told.startswith(
+        "repairing 3 corrupt shards and 3 missing or corrupt files (class.labels.txt, features.json, "
+    )
+    assert told.endswith(" and 2 unexpected files (index/test.runs.npy, photos-train.tfrecord-00007-of-00009)")
+    assert warning.startswith("warning: fewer than 5 records of 3 classes in split 'validation': ")
+    assert finished.out.startswith(f"repaired {version}\n") and not (version.parent / "_state").exists()
 
 
 def test_the_first_flag_that_differs_and_how_many_more(photos: Path, version: Path) -> None:

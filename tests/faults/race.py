@@ -106,7 +106,7 @@ def expected_hash(images: Path, output: Output, flags: tuple[str, ...]) -> str:
 
 
 def check(output: Output) -> str:
-    """The hash of the version, which is valid and has nothing beside it; otherwise AssertionError."""
+    """The hash of the version, which is valid and has nothing next to it; otherwise AssertionError."""
     with downloaded(output) as version:
         faults = reader.verify(version).faults
         assert not faults, faults

@@ -104,13 +104,13 @@ def _changes(folder: str, event: str, arguments: tuple[Any, ...]) -> bool:
     """Whether an audit event says that something of a folder is about to change."""
     if event not in _EVENTS or (event == "open" and not arguments[2] & (os.O_WRONLY | os.O_RDWR)):
         return False
-    at, beside = _EVENTS[event]
+    at, folder_at = _EVENTS[event]
     path = arguments[at]
     if isinstance(path, int):
         path = os.readlink(f"/proc/self/fd/{path}")
     path = os.fsdecode(path)
-    if beside is not None and arguments[beside] >= 0:
-        path = os.path.join(os.readlink(f"/proc/self/fd/{arguments[beside]}"), path)
+    if folder_at is not None and arguments[folder_at] >= 0:
+        path = os.path.join(os.readlink(f"/proc/self/fd/{arguments[folder_at]}"), path)
     if not f"{path}/".startswith(f"{folder}/"):
         return False
     is_there = os.path.lexists(path)

@@ -33,7 +33,7 @@ def test_verify_finds_each_flipped_bit_and_places_those_in_shards(dataset: flips
     assert flips.flip_one_by_one(dataset, 48, seed=5).total() == 48
 
 
-def test_repair_mends_three_bits_in_each_kind_of_file(dataset: flips.Dataset) -> None:
+def test_repair_repairs_three_bits_in_each_kind_of_file(dataset: flips.Dataset) -> None:
     kinds: dict[str, list[Path]] = {}
     for path in dataset.files():
         kinds.setdefault(flips.kind(path), []).append(path)
@@ -43,6 +43,6 @@ def test_repair_mends_three_bits_in_each_kind_of_file(dataset: flips.Dataset) ->
 
 
 @pytest.mark.parametrize("kept", [schema.MANIFEST_FILE, ""])
-def test_repair_mends_a_hundred_bits_at_once(dataset: flips.Dataset, kept: str) -> None:
+def test_repair_repairs_a_hundred_bits_at_once(dataset: flips.Dataset, kept: str) -> None:
     some: list[Path] = [path for path in dataset.files() if path.name != kept]
     flips.repair(dataset, list(flips.places(some, 100, seed=7)))

@@ -158,7 +158,7 @@ def test_what_is_skipped_is_counted_by_kind_and_adds_up(tmp_path: Path) -> None:
 
 @LOCAL_AND_GS
 @pytest.mark.parametrize("layout", ["class_folders", "split_class_folders"])
-def test_what_lies_beside_the_class_folders_is_counted(bucket: Bucket, layout: str) -> None:
+def test_what_is_next_to_the_class_folders_is_counted(bucket: Bucket, layout: str) -> None:
     for name in ("train/a/1.jpg", "train/2.jpg", "3.PNG", "notes.txt", ".DS_Store", ".cat/4.jpg", ".5.jpg"):
         bucket.put(name, b"1")
     skipped = ListingSummary()

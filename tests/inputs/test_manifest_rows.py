@@ -380,18 +380,6 @@ def test_a_path_given_twice_is_an_error_that_names_both(photos: Path, tmp_path: 
         refused_job(photos, tmp_path, both, what)
 
 
-def test_a_manifest_job_again_writes_nothing_and_sees_a_changed_feature(photos: Path, tmp_path: Path) -> None:
-    table = table_of(photos)
-    assert job(photos, tmp_path, table).code == 0
-    before = make.traces(tmp_path / "out")
-    assert job(photos, tmp_path, table).out.startswith("already published")
-    table[3]["number:int64"] = 999
-    finished = job(photos, tmp_path, table)
-    assert finished.code == 1
-    assert "40 images were listed then, 40 now, 1 of 2 shards differ" in finished.err
-    assert make.traces(tmp_path / "out") == before
-
-
 BOXES = ("box", "BBox", "boxes:bytes", "object/bbox/xmin", "bounding_box", "y_max", "xywh")
 
 

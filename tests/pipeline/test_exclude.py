@@ -241,7 +241,7 @@ def test_a_cleaned_version_takes_the_other_images_from_the_one_before(
     assert dict(shards) == {name: expected[name] for name, _ in shards}
 
 
-def test_a_published_version_is_that_of_its_list_wherever_it_lies(photos: Path, gone: Path, tmp_path: Path) -> None:
+def test_a_published_version_is_that_of_its_list_wherever_it_is(photos: Path, gone: Path, tmp_path: Path) -> None:
     version, moved = make.published(photos, tmp_path, *SPLITS, "--exclude", gone), tmp_path / "moved.jsonl"
     before, sha256 = make.files(version), make.manifest(version)["configuration"]["exclude"]
     gone.rename(moved)
