@@ -436,11 +436,6 @@ class Config:
         return storage.join(storage.join(self.output, self.name), self.version)
 
     @property
-    def base_url(self) -> str:
-        """The folder of the base version."""
-        return storage.join(storage.join(self.output, self.name), self.base)
-
-    @property
     def states_url(self) -> str:
         """The folder of the states of all versions."""
         return storage.join(storage.join(self.output, self.name), STATE_FOLDER)

@@ -105,7 +105,7 @@ def case(seed: int, number: int, most: int = LARGE_SIDE) -> Case:
     height, width, new_height, new_width = (min(side(draw, large), most) for _ in range(4))
     shape = draw.random()
     if shape < 0.05:
-        longest = min(100 * most, 9000) if large else 400  # the kernel clips sums of more than 8,192 weights
+        longest = min(100 * most, 4000) if large else 400  # the most that the kernel takes for one pixel
         height, width = draw.choice(((draw.randint(1, 3), draw.randint(1, longest)), (longest, longest // 100 + 1)))
     elif shape < 0.1:
         new_height, new_width = draw.choice(((draw.randint(1, 400), 1), (1, draw.randint(1, 400))))

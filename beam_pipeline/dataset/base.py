@@ -159,8 +159,8 @@ def _say_lost(version: str, error: Exception) -> None:
 
 def _base_of(config: Config) -> _Base | None:
     """The base that the launcher chose; None if there is none, or it is gone."""
-    sha256 = config.context.base_sha256
-    return _open_base(config.base_url, sha256, config.io_deadline) if sha256 else None
+    sha256, url = config.context.base_sha256, join(join(config.output, config.name), config.base)
+    return _open_base(url, sha256, config.io_deadline) if sha256 else None
 
 
 @functools.lru_cache(maxsize=1)

@@ -35,11 +35,6 @@ class SupersededError(ImageShardsError):
     """
 
     @classmethod
-    def taken_over(cls, version_url: str) -> SupersededError:
-        """This job's claim is gone."""
-        return cls(f"{version_url}: another job has taken over this version; this one stops and publishes nothing")
-
-    @classmethod
     def published(cls, version_url: str) -> SupersededError:
         """There is a manifest."""
         return cls(f"{version_url} was published by another job while this one was running; run the command again")

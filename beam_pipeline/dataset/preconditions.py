@@ -152,21 +152,13 @@ def check_same(config: Config, manifest: Content) -> None:
     Raises:
         UsageError: it wasn't.
     """
-    _check_name(config, manifest)
-    _check_configuration(config, manifest)
-
-
-def _check_name(config: Config, manifest: Content) -> None:
-    """A renamed folder's files keep the old name: repair would write others next to them."""
+    # A renamed folder's files keep the old name: repair would write others next to them.
     for flag, ours in (("name", config.name), ("version", config.version)):
         if getattr(manifest, flag) != ours:
             raise UsageError(
                 f"--{flag} {ours!r}: {config.dataset_url} was published as {manifest.name}/{manifest.version}, "
                 "and its files say so: give its folder that name again, or use --overwrite"
             )
-
-
-def _check_configuration(config: Config, manifest: Content) -> None:
     ours, theirs = config.fingerprint(), manifest.configuration
     different = sorted(key for key in ours.keys() | theirs.keys() if ours.get(key) != theirs.get(key))
     if different:

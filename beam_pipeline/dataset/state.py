@@ -110,7 +110,10 @@ class JobState:
         else:
             may_write = self.claim.verify(self._run) or (is_published and self.claim.holder() is None)
         if not may_write:
-            raise SupersededError.taken_over(self._config.dataset_url)
+            url = self._config.dataset_url
+            raise SupersededError(
+                f"{url}: another job has taken over this version; this one stops and publishes nothing"
+            )
 
     def has_published(self, plan: Plan) -> bool:
         """Whether this plan is published: by an earlier attempt, or by a job that shared the claim."""

@@ -12,6 +12,7 @@ from beam_pipeline.dataset.state import PLAN_FILE, JobState, run_concurrently, s
 from beam_pipeline.schema import is_ours
 from beam_pipeline.schema.job import Plan, document_bytes
 from beam_pipeline.storage import Storage, join
+from beam_pipeline.storage.local import delete_tree
 
 # They survive a fresh start: an image that killed decoders will do so again.
 _KEPT = (CLAIM_FILE, "inflight/rejected/")
@@ -104,7 +105,7 @@ def _delete_users_files(store: Storage, version_url: str, dataset: str) -> None:
         for name in (folder + name for name in store.names(join(version_url, folder))):
             url = join(version_url, name.rstrip("/"))
             if not is_ours(name, dataset) and (name != index or os.path.islink(url)):
-                store.delete_tree(url)
+                delete_tree(url)
 
 
 def withdraw(config: Config, state: JobState, plan: Plan) -> None:

@@ -72,18 +72,11 @@ def build_comparison(pipeline: beam.Pipeline, config: Config, published: str) ->
 def build_repair(pipeline: beam.Pipeline, config: Config, manifest: Content, corrupt: CorruptFiles) -> None:
     """Add the job that rewrites corrupt files."""
     plans = pipeline | "Plan" >> beam.Create([ClaimedPlan(Plan.published(manifest, f"repair {manifest.self_sha256}"))])
-    summaries: Any = ()
+    written: Any = ()
     if corrupt.shards:
         pages, _ = pipeline | "ListImages" >> ListPages(config)
-        summaries = AsIter(_rewritten(pages, config, plans, manifest, corrupt))  # only so that it waits for them
-    plans | "RestoreFiles" >> beam.Map(reports_errors(restore), config, manifest, corrupt, summaries)
-
-
-def _rewritten(pages: Any, config: Config, plans: Any, manifest: Content, corrupt: CorruptFiles) -> Any:
-    """`ShardId`s of the corrupt shards, which are published as they were or not at all."""
-    return (
-        pages
-        | "AssignShards" >> beam.FlatMap(assign_shards, AsSingleton(plans))
-        | "OnlyCorrupt" >> beam.Filter(lambda pair, shards: pair[0] in shards, corrupt.shards)
-        | "WriteShards" >> WriteShards(config, plans, manifest)
-    )
+        shards = pages | "AssignShards" >> beam.FlatMap(assign_shards, AsSingleton(plans))
+        some = shards | "OnlyCorrupt" >> beam.Filter(lambda pair, corrupt: pair[0] in corrupt, corrupt.shards)
+        # published as they were, or not at all
+        written = AsIter(some | "WriteShards" >> WriteShards(config, plans, manifest))  # only so that it waits for them
+    plans | "RestoreFiles" >> beam.Map(reports_errors(restore), config, manifest, corrupt, written)

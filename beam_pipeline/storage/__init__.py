@@ -200,10 +200,6 @@ class Storage(ABC):
     def delete(self, url: str, generation: str = "") -> None:
         """Delete a file, with a `generation` only that version; no error if it is missing."""
 
-    def delete_tree(self, url: str) -> None:
-        """Delete all of a local folder; no error if it is missing."""
-        raise NotImplementedError(f"{url}: an object store has no folders")
-
     def delete_temporaries(self, url: str) -> None:  # noqa: B027
         """Delete temporary files that killed processes left below a folder; object stores have none."""
 

@@ -127,14 +127,6 @@ class LocalStorage(Storage):
             else:
                 Path(url).unlink(missing_ok=True)
 
-    def delete_tree(self, url: str) -> None:
-        """Delete a file, a link, or a folder with everything in it."""
-        with translating_os_errors(url), suppress(FileNotFoundError):
-            if os.path.isdir(url) and not os.path.islink(url):
-                shutil.rmtree(url)
-            else:
-                os.unlink(url)
-
     def delete_temporaries(self, url: str) -> None:
         with suppress(FileNotFoundError):
             for file in list(self.files(url)):
@@ -164,6 +156,15 @@ def temporary_file(folder: str | None) -> Iterator[IO[bytes]]:
             yield file
     finally:
         Path(path).unlink(missing_ok=True)
+
+
+def delete_tree(path: str) -> None:
+    """Delete a file, a link, or a folder with everything in it; no error if it is missing."""
+    with translating_os_errors(path), suppress(FileNotFoundError):
+        if os.path.isdir(path) and not os.path.islink(path):
+            shutil.rmtree(path)
+        else:
+            os.unlink(path)
 
 
 def _publish(temporary: str, path: str, generation: str | None) -> bool:

@@ -21,6 +21,7 @@ from hypothesis import strategies as st
 
 from beam_pipeline.errors import StorageError, UsageError
 from beam_pipeline.storage import ListedFile, is_local, join, normalize, open_storage, why_unusable
+from beam_pipeline.storage.local import delete_tree
 from tests import make
 from tests.make import ODD_NAMES
 
@@ -224,7 +225,7 @@ def test_of_a_link_only_the_link_is_deleted(tmp_path: Path) -> None:
     for link in ("link", "top/link"):
         (tmp_path / link).symlink_to(tmp_path / "disk")
     for url in ("link", "top", "missing"):
-        STORE.delete_tree(str(tmp_path / url))
+        delete_tree(str(tmp_path / url))
     assert [*names_below(str(tmp_path))] == ["disk/x"]
     assert os.listdir(tmp_path) == ["disk"]
 
@@ -311,7 +312,7 @@ def test_folders_may_be_nested_deeply(deep: Path) -> None:
 
 
 def test_folders_nested_too_deeply_for_a_pattern_or_a_deletion_are_one_line(deep: Path) -> None:
-    for ask in (lambda: STORE.glob(f"{deep}/**/d"), lambda: STORE.delete_tree(str(deep))):
+    for ask in (lambda: STORE.glob(f"{deep}/**/d"), lambda: delete_tree(str(deep))):
         with pytest.raises(StorageError, match="nested too deeply"):
             ask()
 
