@@ -153,10 +153,10 @@ def check_same(config: Config, manifest: Content) -> None:
         UsageError: it wasn't.
     """
     # A renamed folder's files keep the old name: repair would write others next to them.
-    for flag, ours in (("name", config.name), ("version", config.version)):
-        if getattr(manifest, flag) != ours:
+    for flag, wanted in (("name", config.name), ("version", config.version)):
+        if getattr(manifest, flag) != wanted:
             raise UsageError(
-                f"--{flag} {ours!r}: {config.dataset_url} was published as {manifest.name}/{manifest.version}, "
+                f"--{flag} {wanted!r}: {config.dataset_url} was published as {manifest.name}/{manifest.version}, "
                 "and its files say so: give its folder that name again, or use --overwrite"
             )
     ours, theirs = config.fingerprint(), manifest.configuration

@@ -140,7 +140,7 @@ def open_image(data: bytes, name: str) -> ImageFile.ImageFile:
             raise
         image = _READERS[name](io.BytesIO(containers.plain_jpeg(data)))
     if name == "BMP" and image.mode == "1" and data[_BMP_BITS] > 1:
-        # Pillow takes a palette of black and white for 1 bit a pixel; of three colours it doesn't.
+        # Pillow takes a palette of black and white for 1 bit per pixel; of three colours it doesn't.
         image = _READERS[name](io.BytesIO(data[:_BMP_COLOURS] + b"\3\0\0\0" + data[_BMP_COLOURS + 4 :]))
     if name == "TIFF":
         for key in ("icc_profile", "xmp"):  # a tag may be of any type

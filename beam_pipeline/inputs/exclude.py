@@ -146,7 +146,8 @@ def _lines(config: Config, update: Callable[[bytes], object] = len) -> Iterator[
                     raise wrong("--exclude", config.exclude, f"line {number}: {error}") from None
                 yield *hashes, line
     except FileNotFoundError:
-        raise wrong("--exclude", config.exclude, "no such file; give a text file, one path a line, or JSONL") from None
+        fix = "no such file; give a text file, one path per line, or JSONL"
+        raise wrong("--exclude", config.exclude, fix) from None
 
 
 def _parsed(text: bytes, is_json: bool) -> ListedImage:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from beam_pipeline.errors import ImageShardsError
 
-# Memory of the process tree a reference, from 3,000 to 300,000 of them (benchmarks/RESULTS.md).
+# Memory of the process tree per reference, from 3,000 to 300,000 of them (benchmarks/RESULTS.md).
 IN_PROCESS_BYTES = 800  # FnApiRunner
 BETWEEN_PROCESSES_BYTES = 3500  # Prism, and FnApiRunner with worker processes
 

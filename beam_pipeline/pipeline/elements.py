@@ -23,7 +23,7 @@ Called = TypeVar("Called", bound=Callable[..., Any])
 
 
 class Page(list[ImageRef]):
-    """Up to 1,000 references as one element: the runner's cost an element (0.1 ms in process) is paid once a page."""
+    """Up to 1,000 references as one element: a runner's cost per element (0.1 ms in process) is paid once per page."""
 
 
 def keyed(page: Page) -> tuple[int, Page]:

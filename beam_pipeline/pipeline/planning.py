@@ -22,7 +22,7 @@ from beam_pipeline.planning.plan import EstimatedSizes, SizeModel, plan_job
 from beam_pipeline.planning.sampling import Measurement
 from beam_pipeline.schema.job import Plan, PlannedJob
 
-_SAMPLE_CHUNK = 32  # sampled images an element: as many as are fetched at a time, few enough to spread over workers
+_SAMPLE_CHUNK = 32  # sampled images per element: as many as are fetched at a time, few enough to spread over workers
 
 
 @dataclasses.dataclass
@@ -78,7 +78,7 @@ class PlanShards(beam.PTransform):  # type: ignore[misc]
 
 
 class _EstimateSizesFn(beam.DoFn):  # type: ignore[misc]
-    """Adds up a bundle's references: one element a bundle leaves this step."""
+    """Adds up a bundle's references: one element per bundle leaves this step."""
 
     def start_bundle(self) -> None:
         self._total = EstimatedSizes()

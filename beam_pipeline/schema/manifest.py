@@ -257,7 +257,7 @@ class Content(Struct, frozen=True, dict=True):
                 if getattr(split, key) != total:
                     yield f"$.splits.{name}.{key} is {getattr(split, key)}, its shards have {total}"
             if len(split.class_counts) != len(self.classes):
-                yield f"$.splits.{name}.class_counts has not one number a class"
+                yield f"$.splits.{name}.class_counts needs one number per class"
         files = [shard.file for split in self.splits.values() for shard in split.shards]
         if len(set(files)) < len(files):
             yield "two shards have one file"

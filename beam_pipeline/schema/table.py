@@ -71,7 +71,7 @@ def numeric(features: Iterable[Column]) -> dict[str, str]:
 
 
 def table_bytes(types: Mapping[str, str], columns: Mapping[str, Sequence[Any]]) -> bytes:
-    """The bytes of a `.records.npy`: a structured scalar of one array a column, so that a range read gets a column.
+    """The bytes of a `.records.npy`: a structured scalar of one array per column, so that a range read gets a column.
 
     Args:
         types: column → its type.

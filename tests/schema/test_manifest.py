@@ -121,7 +121,7 @@ SHARD, SECOND = ("splits", "train", "shards", 0), "photos-train.tfrecord-00001-o
         ((*SHARD, "records"), 69, "$.splits.train.records is 110, its shards have 109"),
         ((*SHARD, "file"), SECOND, "two shards have one file"),
         (("splits", "validation"), {}, "Object missing required field `records` - at `$.splits[...]`"),
-        (("splits", "validation", "class_counts"), [9], "$.splits.validation.class_counts has not one number a class"),
+        (("splits", "validation", "class_counts"), [9], "$.splits.validation.class_counts needs one number per class"),
         (("records",), 5, "$.records is 5, its splits have others"),
         (("image", "channels"), 2, "Invalid enum value 2 - at `$.image.channels`"),
         (("configuration", "compression"), "\udc80", "surrogates not allowed"),
