@@ -13,48 +13,32 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from beam_pipeline.errors import UsageError
+from beam_pipeline.names import homes
 
 __version__ = "0.1.0"
-__all__ = [
-    "Config",
-    "ConvertedImage",
-    "ImageRef",
-    "ListImages",
-    "Manifest",
-    "ReadImages",
-    "RejectLine",
-    "WriteDataset",
-    "__version__",
-    "from_worker",
-    "run",
-]
+_HOMES = {"run" if name == "write" else name: home for name, home in homes("beam_pipeline").items()}
+__all__ = ["__version__", *sorted(_HOMES)]
 
-if TYPE_CHECKING:
-    from beam_pipeline.cli.run import run
-    from beam_pipeline.config import Config
-    from beam_pipeline.errors import from_worker
-    from beam_pipeline.schema.manifest import Manifest
-    from beam_pipeline.transforms import ConvertedImage, ImageRef, ListImages, ReadImages, RejectLine, WriteDataset
-
-
-_MODULES = {
-    "Config": "config",
-    "Manifest": "schema.manifest",
-    "run": "cli.run",
-    "from_worker": "errors",
-    **dict.fromkeys(
-        ("ConvertedImage", "ImageRef", "ListImages", "ReadImages", "RejectLine", "WriteDataset"), "transforms"
-    ),
-}
+if TYPE_CHECKING:  # for editors
+    from beam_pipeline.cli.run import run as run
+    from beam_pipeline.config import Config as Config
+    from beam_pipeline.errors import ImageShardsError as ImageShardsError
+    from beam_pipeline.errors import from_worker as from_worker
+    from beam_pipeline.schema.manifest import Manifest as Manifest
+    from beam_pipeline.transforms import ConvertedImage as ConvertedImage
+    from beam_pipeline.transforms import ImageRef as ImageRef
+    from beam_pipeline.transforms import ListImages as ListImages
+    from beam_pipeline.transforms import ReadImages as ReadImages
+    from beam_pipeline.transforms import RejectLine as RejectLine
+    from beam_pipeline.transforms import WriteDataset as WriteDataset
 
 
 def __getattr__(name: str) -> Any:
     """Load the public names on first use (PEP 562)."""
-    module = _MODULES.get(name)
-    if module is not None:
-        require_pipeline()
-        return getattr(importlib.import_module(f"beam_pipeline.{module}"), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    require_pipeline()
+    return getattr(importlib.import_module(_HOMES[name]), name)
 
 
 def __dir__() -> list[str]:

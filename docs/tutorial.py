@@ -84,7 +84,7 @@ manifest
 # Which images were left out, and why? Every image that was listed is a record, or is named here.
 
 # %%
-for group in imageshards.rejects(manifest.url):
+for group in imageshards.tools.rejects(manifest.url):
     print(f"{group.reason}: {group.what}: {', '.join(group.paths)}")
 
 # %% [markdown]
@@ -98,7 +98,7 @@ info
 # Is every byte as it was published? `verify` reads all files and decodes all images.
 
 # %%
-print(imageshards.verify(info))
+print(imageshards.tools.verify(info))
 
 # %% [markdown]
 # ## Look
@@ -106,7 +106,7 @@ print(imageshards.verify(info))
 # What do the stored images look like, and are their labels correct? `show` draws some of them.
 
 # %%
-imageshards.show(info, count=10)
+imageshards.tools.show(info, count=10)
 
 # %% [markdown]
 # ## A batch
@@ -125,7 +125,7 @@ print(images.shape, images.dtype, "labels", *labels[:8], "…")
 # the same decoder and the same seeds make it. Small crops may miss what the label names: look before you train.
 
 # %%
-imageshards.show(info, count=4, augment=imageshards.augment.random_resized_crop(scale=(0.2, 1)))
+imageshards.tools.show(info, count=4, augment=imageshards.augment.random_resized_crop(scale=(0.2, 1)))
 
 # %% [markdown]
 # ## Train
@@ -220,7 +220,7 @@ def draw_rates(result, where):
     plt.show()
 
 
-result = imageshards.bench(info, images=640, batch_size=32, image_size=96, against=PHOTOS)
+result = imageshards.tools.bench(info, images=640, batch_size=32, image_size=96, against=PHOTOS)
 draw_rates(result, "from the local disk")
 
 # %% [markdown]
@@ -230,7 +230,7 @@ draw_rates(result, "from the local disk")
 # figures of a larger dataset.
 
 # %%
-result = imageshards.bench(info, images=640, batch_size=32, image_size=96, repeats=1, against=PHOTOS, latency_ms=50)
+result = imageshards.tools.bench(info, images=640, batch_size=32, image_size=96, repeats=1, against=PHOTOS, latency_ms=50)
 draw_rates(result, "with 50 ms a request")
 
 # %% [markdown]

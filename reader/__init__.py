@@ -5,7 +5,8 @@
     info = imageshards.load_info("gs://bucket/datasets/flowers/1.0.0")
     train = imageshards.train_dataset(info, "train", global_batch_size=1024, augment=imageshards.augment.flip_crop)
 
-`import imageshards` has the same names. Importing either is cheap and loads no framework: the first use of a name does.
+`import imageshards` has these names too, tools in `imageshards.tools`. Importing either is cheap and loads no
+framework: the first use of a name does.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from beam_pipeline import __version__
+from beam_pipeline.names import homes
 
 if TYPE_CHECKING:
     from reader import augment as augment
@@ -24,9 +26,12 @@ if TYPE_CHECKING:
     from reader.info import DatasetInfo as DatasetInfo
     from reader.info import load_info as load_info
     from reader.jax import as_jax as as_jax
+    from reader.map import Records as Records
     from reader.map import records as records
     from reader.position import Position as Position
     from reader.preprocess import decode as decode
+    from reader.stream import EvalBatches as EvalBatches
+    from reader.stream import TrainBatches as TrainBatches
     from reader.tensorflow import as_tf as as_tf
     from reader.tensorflow import eval_dataset as eval_dataset
     from reader.tensorflow import train_dataset as train_dataset
@@ -38,42 +43,15 @@ if TYPE_CHECKING:
     from reader.tools.show import show as show
     from reader.tools.verify import verify as verify
     from reader.torch import as_torch as as_torch
+    from reader.training.evaluate import Evaluation as Evaluation
     from reader.training.evaluate import evaluate as evaluate
     from reader.training.fit import train as train
     from reader.training.options import TrainOptions as TrainOptions
+    from reader.training.predict import Prediction as Prediction
     from reader.training.predict import predict as predict
     from reader.training.run import load_run as load_run
 
-# Loaded on first use (PEP 562): what each name is a part of, "" for a module.
-_HOMES = {
-    "DatasetInfo": "info",
-    "Position": "position",
-    "TrainOptions": "training.options",
-    "as_jax": "jax",
-    "as_tf": "tensorflow",
-    "as_torch": "torch",
-    "augment": "",
-    "bench": "tools.bench",
-    "decode": "preprocess",
-    "diff": "tools.diff",
-    "duplicates": "tools.duplicates",
-    "eval_batches": "batches",
-    "eval_dataset": "tensorflow",
-    "evaluate": "training.evaluate",
-    "index": "tools.index",
-    "keras": "",
-    "load_info": "info",
-    "load_run": "training.run",
-    "predict": "training.predict",
-    "record_dataset": "foreign",
-    "records": "map",
-    "rejects": "tools.rejects",
-    "show": "tools.show",
-    "train": "training.fit",
-    "train_batches": "batches",
-    "train_dataset": "tensorflow",
-    "verify": "tools.verify",
-}
+_HOMES = homes("reader")  # loaded on first use (PEP 562)
 __all__ = ["__version__", *_HOMES]
 
 # What `import` calls it → what people call it, and the extra that brings it.
@@ -92,12 +70,11 @@ _PACKAGES = {
 def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    home = _HOMES[name]
     try:
-        module = importlib.import_module(f"reader.{home or name}")
+        module = importlib.import_module(_HOMES[name])
+        value = getattr(module, name) if module.__name__ != __name__ else importlib.import_module(f"reader.{name}")
     except ModuleNotFoundError as error:
         raise with_install_hint(error) from None
-    value = getattr(module, name) if home else module
     globals()[name] = value
     return value
 

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import ast
+import importlib
 import os
 import re
 import subprocess
 import sys
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
 import beam_pipeline
 import imageshards
+import imageshards.beam
+import imageshards.tools
 import reader
 from beam_pipeline.errors import UsageError
 from beam_pipeline.images.resize import described
@@ -79,24 +84,64 @@ def test_no_message_of_either_package_names_another_program() -> None:
         assert not found or path.name == "__main__.py", path
 
 
-def test_public_names_are_both_packages_and_the_error_to_catch() -> None:
-    both = {"ImageShardsError", "write", *beam_pipeline.__all__, *reader.__all__} - {"run"}
-    assert set(dir(imageshards)) == both == set(imageshards.__all__)
-    assert dir(beam_pipeline) == sorted(beam_pipeline.__all__)
-    for package in (beam_pipeline, reader):
-        for name in {"Config", "Manifest", "load_info", "train_batches", "verify"} & set(package.__all__):
-            assert getattr(imageshards, name) is getattr(package, name)
-    assert imageshards.write is beam_pipeline.run, "as the command is called"
+TRAINER = [
+    *("Config", "DatasetInfo", "EvalBatches", "Evaluation", "ImageShardsError", "Manifest", "Position", "Prediction"),
+    *("Records", "TrainBatches", "TrainOptions", "__version__", "as_jax", "as_tf", "as_torch", "augment", "beam"),
+    *("decode", "eval_batches", "eval_dataset", "evaluate", "keras", "load_info", "load_run", "predict"),
+    *("record_dataset", "records", "tools", "train", "train_batches", "train_dataset", "write"),
+]
+TOOLS = ["bench", "diff", "duplicates", "index", "rejects", "show", "verify"]
+BEAM = ["ConvertedImage", "ImageRef", "ListImages", "ReadImages", "RejectLine", "WriteDataset", "from_worker"]
+
+
+def test_the_public_names_are_these() -> None:
+    assert dir(imageshards) == imageshards.__all__ == TRAINER
+    assert dir(imageshards.tools) == imageshards.tools.__all__ == TOOLS
+    assert dir(imageshards.beam) == imageshards.beam.__all__ == BEAM
+    writers = ["Config", "ImageShardsError", "Manifest", "run", *BEAM]
+    assert dir(beam_pipeline) == sorted(beam_pipeline.__all__) == sorted(["__version__", *writers])
+    readers = {*TRAINER, *TOOLS} - {*writers, "beam", "tools", "write"}
+    assert dir(reader) == sorted(reader.__all__) == sorted(readers)
+
+
+@pytest.mark.parametrize("shelf", [imageshards, imageshards.tools, imageshards.beam, beam_pipeline, reader])
+def test_every_name_loads_and_is_what_editors_see(shelf: ModuleType) -> None:
+    """What type checkers import is what is loaded on first use."""
+    (block,) = (node for node in ast.parse(Path(shelf.__file__ or "").read_text()).body if isinstance(node, ast.If))
+    seen = {name.asname: (node.module, name.name) for node in block.body for name in getattr(node, "names", ())}
+    assert seen.keys() | {"__version__"} == {*shelf.__all__, "__version__"}
+    for name, (module, original) in seen.items():
+        home = importlib.import_module(module)
+        assert getattr(shelf, name) is getattr(home, original)
+
+
+def test_a_name_that_isnt_there_says_where_it_is_or_what_may_be_meant() -> None:
+    for name, message in (
+        ("imageshards.verify", "imageshards.verify is imageshards.tools.verify"),
+        ("imageshards.WriteDataset", "imageshards.WriteDataset is imageshards.beam.WriteDataset"),
+        ("imageshards.tools.load_info", "imageshards.tools.load_info is imageshards.load_info"),
+        (
+            "imageshards.train_batchs",
+            "module 'imageshards' has no attribute 'train_batchs': did you mean train_batches?",
+        ),
+        ("imageshards.tools.verfy", "module 'imageshards.tools' has no attribute 'verfy': did you mean verify?"),
+        ("imageshards.beam._x", "module 'imageshards.beam' has no attribute '_x'"),
+    ):
+        shelf, _, attribute = name.rpartition(".")
+        with pytest.raises(AttributeError) as error:
+            getattr(sys.modules[shelf], attribute)
+        assert str(error.value) == message
+
+
+def test_write_is_the_commands_name_and_needs_a_config() -> None:
+    assert imageshards.write is beam_pipeline.run
     with pytest.raises(UsageError, match=r"^imageshards\.write\('photos'\): give an imageshards\.Config$"):
         imageshards.write("photos")
-    # Of two things with one name, one would be lost.
-    assert set(beam_pipeline.__all__) & set(reader.__all__) == {"__version__"}
-    with pytest.raises(AttributeError, match="'imageshards' has no attribute 'train_batchs'"):
-        imageshards.train_batchs  # noqa: B018
 
 
 def test_importing_it_and_listing_its_names_and_verbs_needs_no_extra(tmp_path: Path) -> None:
-    program = "import imageshards\nassert {'write', 'load_info'} <= set(dir(imageshards))\nimageshards.main(['--help'])"
+    program = "import imageshards.beam, imageshards.tools\nassert {'write', 'load_info'} <= set(dir(imageshards))\n"
+    program += "assert dir(imageshards.beam) and dir(imageshards.tools)\nimageshards.main(['--help'])"
     assert "  write " in run_without(HEAVY, program, tmp_path, PYTHONPATH=str(make.ROOT)).stdout
 
 

@@ -49,20 +49,23 @@ def version_of(requirement: Requirement) -> str:
     return pin.version
 
 
+PACKAGES = ("beam_pipeline", "imageshards", "reader")
+
+
 def modules() -> set[str]:
     """Every module of the distribution, by its path."""
-    paths = [path for package in ("beam_pipeline", "reader") for path in (ROOT / package).rglob("*.py")]
+    paths = [path for package in PACKAGES for path in (ROOT / package).rglob("*.py")]
     found = {path.relative_to(ROOT).as_posix() for path in paths}
     assert {"beam_pipeline/__main__.py", "reader/commands.py", "reader/training/fit.py"} <= found
-    return found | {"imageshards.py"}
+    return found
 
 
 def copied(source: Path, *more: str) -> Path:
     """The folder `source` with what is packed, and more folders."""
     source.mkdir()
-    for name in ("pyproject.toml", "setup.py", "MANIFEST.in", "imageshards.py", *TEXTS):
+    for name in ("pyproject.toml", "setup.py", "MANIFEST.in", *TEXTS):
         shutil.copy(ROOT / name, source)
-    for folder in ("beam_pipeline", "reader", *more):
+    for folder in (*PACKAGES, *more):
         shutil.copytree(ROOT / folder, source / folder, ignore=shutil.ignore_patterns("__pycache__", "*.so"))
     return source
 
@@ -95,10 +98,10 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return made
 
 
-def test_wheel_holds_both_packages_and_the_command_and_nothing_else(wheel: Path) -> None:
+def test_wheel_holds_the_packages_and_nothing_else(wheel: Path) -> None:
     names = zipfile.ZipFile(wheel).namelist()
     shipped = {name for name in names if ".dist-info/" not in name and not name.endswith("/")}
-    data = {"beam_pipeline/py.typed", "reader/py.typed"}
+    data = {f"{package}/py.typed" for package in PACKAGES}
     assert shipped == modules() | data | ({"beam_pipeline/images/_resample.abi3.so"} if COMPILES else set())
     assert any(name.endswith("licenses/LICENSE") for name in names)
 
@@ -120,6 +123,15 @@ def install(programs: Path, *what: object, **environment: str) -> None:
     """Install by pip, with nothing from an index."""
     pip = (sys.executable, "-m", "pip", "--python", programs / "python", "install", "--quiet")
     done(*pip, "--no-deps", "--no-index", *what, env={**os.environ, **environment})
+
+
+def test_an_editable_install_is_found_from_the_folder_that_holds_its_checkout(tmp_path: Path) -> None:
+    """That folder is on Python's path, where a folder without `__init__.py` is an empty package."""
+    checkout, programs = copied(tmp_path / "imageshards"), new_environment(tmp_path / "environment")
+    install(programs, "--no-build-isolation", "--editable", checkout)
+    program = "import imageshards; print(imageshards.__file__); print(imageshards.tools, imageshards.load_info)"
+    shown = done(programs / "python", "-c", program, cwd=tmp_path).stdout
+    assert shown.startswith(f"{checkout}/imageshards/__init__.py\n")
 
 
 @pytest.fixture(scope="module")

@@ -91,7 +91,7 @@ def verify(url: DatasetInfo | str | os.PathLike[str], *, decode: str = "all") ->
         decode: which images are decoded: `all`, `sample` (the first of each 64 records) or `none`.
 
     Returns:
-        A `Report`: `if not imageshards.verify(url): …`, `report.faults`. Memory: some blocks of 8 MiB.
+        A `Report`: `if not imageshards.tools.verify(url): …`, `report.faults`. Memory: some blocks of 8 MiB.
 
     Raises:
         NotPublishedError: no manifest there, or an invalid one.

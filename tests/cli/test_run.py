@@ -301,7 +301,7 @@ sys.meta_path.insert(0, Interrupt())
             for module in ("beam_pipeline.cli.main", "PIL.Image")
         ),
         (["-m", "beam_pipeline"], "apache_beam"),
-        ([str(make.ROOT / "imageshards.py"), "write"], "beam_pipeline.cli.main"),
+        ([str(make.ROOT / "imageshards" / "__main__.py"), "write"], "beam_pipeline.cli.main"),
     ],
     ids=str,
 )

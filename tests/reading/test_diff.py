@@ -58,7 +58,7 @@ def by_hand() -> dict[str, Any]:
 
 @pytest.mark.parametrize("version", ["1.1.0", "1.2.0"])
 def test_the_difference_is_that_of_a_list_made_by_hand(folder: Path, version: str) -> None:
-    difference = imageshards.diff(str(folder / "1.0.0"), folder / version)
+    difference = imageshards.tools.diff(str(folder / "1.0.0"), folder / version)
     assert difference
     expected = by_hand()
     assert {kind: set(difference.names[kind]) for kind in expected} == expected

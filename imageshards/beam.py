@@ -1,0 +1,27 @@
+"""Transforms for your own Beam pipelines."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from beam_pipeline.names import SHELVES
+from imageshards import public
+
+if TYPE_CHECKING:  # for editors
+    from beam_pipeline.errors import from_worker as from_worker
+    from beam_pipeline.transforms import ConvertedImage as ConvertedImage
+    from beam_pipeline.transforms import ImageRef as ImageRef
+    from beam_pipeline.transforms import ListImages as ListImages
+    from beam_pipeline.transforms import ReadImages as ReadImages
+    from beam_pipeline.transforms import RejectLine as RejectLine
+    from beam_pipeline.transforms import WriteDataset as WriteDataset
+
+__all__ = sorted(SHELVES[__name__])
+
+
+def __getattr__(name: str) -> Any:
+    return public(__name__, name)
+
+
+def __dir__() -> list[str]:
+    return __all__
