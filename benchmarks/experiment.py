@@ -46,7 +46,7 @@ from reader.rows import RecordRows
 from reader.splits import first_records
 from reader.stream import open_source
 from reader.tools.bench import Batches, BenchResult, Row, list_files, read_pass
-from reader.tools.checks import read_records
+from reader.tools.read import checked_table, read_records
 from reader.tools.requests import Request, SlowStorage
 
 _FILES = 2000  # that a pass reads: 3 s of 32 at a time at 50 ms, and 300 MB of cached pixels
@@ -84,7 +84,8 @@ def experiment(info: DatasetInfo, flags: argparse.Namespace) -> tuple[BenchResul
     """Read images in ways from the slowest to ours, with a latency on each request; the traces if there are to be."""
     split = first_records(info.ranges("train"), flags.images)
     with tempfile.TemporaryDirectory(prefix="imageshards-experiment-") as scratch:
-        records = [run.record(index) for _, run, index in read_records(info, split, np.arange)]
+        table = checked_table(info, split, np.arange(info.records(split)))
+        records = list(read_records(table, lambda _, record: record))
         forms = write_forms(info, records, Path(scratch))
         size, batch = flags.image_size, min(flags.batch_size, len(records))
         folder = Path(scratch) / "originals"

@@ -1,6 +1,7 @@
 """The command line: every verb but `write`, its flags, what it prints, and its exit code.
 
-`imageshards.main` calls `run` and prints its errors. From Python, the verbs are functions of `reader`.
+A verb's flags are the parameters of its function in Python and of the function here that prints the result; `_HELP` has
+a sentence on each. (`evaluate` and `predict` have all of theirs here: their own modules import Keras.)
 """
 
 from __future__ import annotations
@@ -8,6 +9,8 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import difflib
+import importlib
+import inspect
 import json
 import logging
 import math
@@ -23,7 +26,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, redirect_stdout, suppress
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 from beam_pipeline import __version__, schema, storage
 from beam_pipeline.errors import (
@@ -39,25 +42,82 @@ from beam_pipeline.schema.manifest import FOREIGN_KEY
 from beam_pipeline.text import first_few, name_line, one_line, plural, print_line, size_text
 from reader import with_install_hint
 from reader.info import DatasetInfo, load_info
-from reader.select import parse_classes
+from reader.select import Classes, parse_classes
 from reader.tools.hash import checked_sizes, dataset_hash
-from reader.tools.rejects import find_rejects, rejects
+from reader.tools.rejects import find_rejects
 from reader.training.model_names import application_name
 from reader.training.options import AUGMENTS, PRESETS, TrainOptions, check_backend, read_run
 
 _WIDTH = 100
 _PROGRESS_S = 60  # between lines of progress in a pipe
 _SHOWN_FAULTS, _SHOWN_CLASSES = 50, 20
-_DATASET: dict[str, Any] = {
-    "metavar": "DATASET",
-    "help": "Folder or URL of a version; of all versions, datasets/photos, for the newest; or datasets/photos:1.*.*, "
-    "for the newest that matches.",
+
+# What is no flag, and how often it may come.
+_POSITIONAL = {
+    "dataset": None,
+    "run": None,
+    "diff.other": "?",
+    "train.dataset": "?",
+    "index.patterns": "+",
+    "predict.photos": "+",
 }
 
-_CLASSES: dict[str, Any] = {
-    "metavar": "NAMES",
-    "type": parse_classes,
-    "help": "Read these classes only, such as cat,dog; with new names: tabby=cat,tiger=cat.",
+# Of every parameter the placeholder of its value, and a sentence on it, to which its default is added; of one verb's
+# only, if the verb's name is before it. Parameters that aren't here are for Python.
+_HELP: dict[str, tuple[str, str]] = {
+    "dataset": (
+        "DATASET",
+        "Folder or URL of a version; of all versions, datasets/photos, for the newest; or datasets/photos:1.*.*, for "
+        "the newest that matches.",
+    ),
+    "split": ("SPLIT", "Split to read, such as train[:1000]."),
+    "classes": ("NAMES", "Read these classes only, such as cat,dog; with new names: tabby=cat,tiger=cat."),
+    "run": ("RUN", "Folder or URL that imageshards train wrote to, such as runs/photos-1."),
+    "batch_size": ("N", "Images that the model gets at once."),
+    "model": ("MODULE:FUNCTION", "Module to import if the model has layers of your own."),
+    "hash": ("", "Print one SHA-256 over the manifest and all files that it names."),
+    "decode": ("all|sample|none", "Which images are decoded; sample is one in 64."),
+    "duplicates.out": (
+        "FILE",
+        "File or URL for a list of all groups that imageshards write --exclude reads: one image of each is kept, the "
+        "first path outside train, else the first; with several labels, the list leaves it to you.",
+    ),
+    "other": ("OTHER", "Another version, which is compared with the first (default: the first with the one before)."),
+    "show.split": ("SPLIT", "Split to draw from, such as train[:100]."),
+    "count": ("N", "How many images are shown."),
+    "seed": ("N", "Decides which images are shown, and is augmentation's seed."),
+    "augment": ("|".join(AUGMENTS), "Show what this augmentation of imageshards train makes of each image, too."),
+    "show.image_size": ("N", "Side in pixels of the augmented images (default: as stored)."),
+    "epochs": ("N", "How many augmented images of each."),
+    "show.out": ("PNG", "File to write."),
+    "images": (
+        "N",
+        "How many images each run reads, for 10 s at most; a smaller split is read again and again.",
+    ),
+    "bench.batch_size": ("N", "Images in a batch."),
+    "image_size": ("N", "Side in pixels that images are resized to."),
+    "repeats": ("N", "How many runs of each way count, after a batch to warm up."),
+    "against": ("FOLDER", "Also read the image files in these class folders, one at a time and 32 at a time."),
+    "latency_ms": (
+        "N",
+        "Every request to storage, single files included, waits so many milliseconds first: what a bucket would cost, "
+        "without one.",
+    ),
+    "chart": ("PNG", "File to draw into."),
+    "patterns": ("PATTERN", "File or URL, which may have wildcards."),
+    "index.out": ("DIR", "Local folder for the index, new or empty."),
+    "image_key": ("NAME", "Feature of the encoded image (default: image or another common name)."),
+    "class_key": ("NAME", "Feature of the class: an integer, or a one-hot list (default: class, label …)."),
+    "labels_file": ("FILE", "Class names, a line for each id in order (default: the records')."),
+    "preset": ("|".join(PRESETS), "Defaults for a first look, or for a pre-trained model (default: quick)."),
+    "config": ("RUN.JSON", "Repeat the run of this file, also on another dataset or with other flags."),
+    "evaluate.split": (
+        "SPLIT",
+        "Split to read, such as test or train[90%:] (default: test, else validation, else that of the training).",
+    ),
+    "evaluate.out": ("OUT", "Folder or URL for the files (default: RUN/evaluation)."),
+    "photos": ("PHOTO", "File or folder, or its URL."),
+    "top": ("N", "How many classes of each photo."),
 }
 
 # --- the command line
@@ -73,20 +133,104 @@ class Parser(argparse.ArgumentParser):
         raise UsageError(f"{message.removeprefix('argument ')}; see --help")
 
 
-def parser() -> tuple[Parser, list[str]]:
-    """The parser of the command line, and the names of its commands; `write` is only listed, and parsed elsewhere."""
-    root = Parser(
-        prog="imageshards",
-        description="Write, check, read and train on datasets of images in TFRecord shards.",
-        epilog="Each command has its own --help.",
+class Given(NamedTuple):
+    """What a command line says."""
+
+    command: str  # all of it
+    json: bool  # whether the answer is a JSON object
+    function: Callable[..., Any]  # of the verb in Python
+    arguments: dict[str, Any]  # of the function
+
+    def call(self, **others: Any) -> Any:
+        """What the verb's function returns."""
+        return self.function(**self.arguments, **others)
+
+    def print(self, document: Any, text: str) -> None:
+        """Print the answer."""
+        print_line(json.dumps(document) if self.json else text)
+
+
+class _Verb(NamedTuple):
+    run: Callable[..., int]
+    home: str  # the module of its function, "" if it has none
+    summary: str
+    details: str
+    example: str
+    exit_codes: str
+
+
+_VERBS: dict[str, _Verb] = {}
+
+
+def _verb(*texts: str, home: str = "") -> Callable[[Callable[..., int]], Callable[..., int]]:
+    """Makes a function that takes a `Given`, and flags of its own, a verb."""
+
+    def add(run: Callable[..., int]) -> Callable[..., int]:
+        _VERBS[run.__name__.removeprefix("_")] = _Verb(run, home, *texts)
+        return run
+
+    return add
+
+
+def _function_of(verb: str) -> Callable[..., Any]:
+    """A verb's function in Python; one without parameters if there is none."""
+    home = _VERBS[verb].home
+    return getattr(importlib.import_module(home), verb) if home else lambda: None
+
+
+def parser(verb: str) -> Parser:
+    """The parser of a verb's flags."""
+    run, _, summary, details, example, exit_codes = _VERBS[verb]
+    made = Parser(
+        prog=f"imageshards {verb}",
+        description=textwrap.fill(f"{summary} {details}", _WIDTH),
+        epilog=f"example:\n  imageshards {verb} {example}\n\nexit codes: {exit_codes}, 2 bad usage",
     )
-    root.add_argument("--version", action="store_true", help="Show the version, and what resizes images.")
-    verbs = root.add_subparsers(title="commands", metavar="COMMAND")
-    verbs.add_parser("write", help="Convert images in class folders into TFRecord shards of equal size.")
-    adds = (_add_info, _add_verify, _add_rejects, _add_duplicates, _add_diff, _add_show, _add_bench, _add_index)
-    for add in (*adds, _add_train, _add_evaluate, _add_predict):
-        add(verbs)
-    return root, list(verbs.choices)
+    for_each = "Print a JSON object for each photo, a line each."
+    made.add_argument("--json", action="store_true", help=for_each if verb == "predict" else "Print one JSON object.")
+    parameters = inspect.signature(_function_of(verb)).parameters | inspect.signature(run).parameters
+    for parameter in parameters.values():
+        _add_flag(made, verb, parameter)
+    for option in dataclasses.fields(TrainOptions) if verb == "train" else ():
+        text, metavar = option.metadata["help"] % {"default": option.default}, option.metadata["metavar"]
+        how: dict[str, Any] = {"metavar": metavar} if metavar else {"action": "store_true"}
+        made.add_argument(f"--{option.name}", help=text.replace("%", "%%"), default=argparse.SUPPRESS, **how)
+    return made
+
+
+def _add_flag(made: Parser, verb: str, parameter: inspect.Parameter) -> None:
+    """Add the flag of a function's parameter: its type is the parameter's first one."""
+    own, default = f"{verb}.{parameter.name}", parameter.default
+    metavar, text = _HELP.get(own) or _HELP.get(parameter.name) or ("", "")
+    if not text:
+        return
+    if not any(default is one for one in (parameter.empty, None, False)):
+        text = f"{text[:-1]} (default: {default})."
+    how: dict[str, Any] = {"help": text.replace("%", "%%")}
+    if default is False:
+        made.add_argument(f"--{parameter.name}", action="store_true", **how)
+        return
+    types: dict[str, Callable[[str], Any]] = {"int": int, "float": float, "Classes": parse_classes}
+    how |= {"metavar": metavar, "type": types.get(parameter.annotation.partition(" ")[0], str)}
+    for name in {own, parameter.name} & _POSITIONAL.keys():
+        made.add_argument(parameter.name, nargs=_POSITIONAL.get(own, _POSITIONAL[name]), **how)
+        return
+    is_required = default is parameter.empty
+    made.add_argument(f"--{parameter.name}", required=is_required, default=None if is_required else default, **how)
+
+
+def _overview() -> Parser:
+    verbs = {"write": "Convert images in class folders into TFRecord shards of equal size."}
+    verbs |= {name: verb.summary for name, verb in _VERBS.items()}
+    made = Parser(
+        prog="imageshards",
+        usage="imageshards [-h] [--version] COMMAND ...",
+        description="Write, check, read and train on datasets of images in TFRecord shards.",
+        epilog="\n".join(["commands:", *(f"  {name:10}  {text}" for name, text in verbs.items())])
+        + "\n\nEach command has its own --help.",
+    )
+    made.add_argument("--version", action="store_true", help="Show the version, and what resizes images.")
+    return made
 
 
 def _show_version() -> int:
@@ -105,32 +249,44 @@ def run(given: Sequence[str]) -> int:
         UsageError: bad usage, or a package that isn't installed.
         ImageShardsError: the command failed.
     """
-    root, names = parser()
     if not given:
-        root.print_help(sys.stderr)
+        _overview().print_help(sys.stderr)
         return EXIT_USAGE
-    if given[0] not in (*names, "-h", "--help", "--version"):
-        raise _unknown("command", given[0], names, f"choose one of {', '.join(names)}")
-    if given[0] == "--version":
+    name, *arguments = given
+    if name == "--version":
         return _show_version()
-    values, rest = root.parse_known_args(list(map(_with_underscores, given)))
-    if rest:
-        name, flags = rest[0].partition("=")[0], re.findall(r"--\w+", values.parser.format_usage())
-        if given[0] == "info" and not name.startswith("-"):
-            raise UsageError(f"info takes one dataset; to compare two: imageshards diff {values.dataset} {rest[0]}")
-        raise _unknown("flag" if name.startswith("-") else "argument", name, flags, "see --help")
-    values.command = shlex.join(["imageshards", *given])
+    if name in ("-h", "--help"):
+        _overview().print_help()
+        return EXIT_OK
+    if name not in _VERBS:
+        names = ["write", *_VERBS]
+        raise _unknown("command", name, names, f"choose one of {', '.join(names)}")
     try:
-        return int(values.run(values))
-    except CorruptRecordError as error:
-        if "dataset" not in values:  # `index`, which reads no dataset yet
-            raise
-        raise ImageShardsError(f"{error}; imageshards verify {values.dataset} finds every fault") from None
+        return _run(name, arguments)
     except ModuleNotFoundError as error:
         hint = with_install_hint(error)
         if hint is error:
             raise
         raise UsageError(hint) from None
+
+
+def _run(verb: str, arguments: Sequence[str]) -> int:
+    made, function = parser(verb), _function_of(verb)
+    values, rest = made.parse_known_args(list(map(_with_underscores, arguments)))
+    if rest:
+        name, flags = rest[0].partition("=")[0], re.findall(r"--\w+", made.format_usage())
+        if verb == "info" and not name.startswith("-"):
+            raise UsageError(f"info takes one dataset; to compare two: imageshards diff {values.dataset} {rest[0]}")
+        raise _unknown("flag" if name.startswith("-") else "argument", name, flags, "see --help")
+    own = dict(vars(values))
+    called = {name: own.pop(name) for name in inspect.signature(function).parameters if name in own}
+    command = shlex.join(["imageshards", verb, *arguments])
+    try:
+        return _VERBS[verb].run(Given(command, own.pop("json"), function, called), **own)
+    except CorruptRecordError as error:
+        if "dataset" not in values:  # `index`, which reads no dataset yet
+            raise
+        raise ImageShardsError(f"{error}; imageshards verify {values.dataset} finds every fault") from None
 
 
 def _with_underscores(argument: str) -> str:
@@ -144,56 +300,23 @@ def _unknown(what: str, given: str, known: Sequence[str], otherwise: str) -> Usa
     return UsageError(f"unknown {what} {given!r}: {f'did you mean {nearest[0]}?' if nearest else otherwise}")
 
 
-def _add(
-    verbs: Any,
-    name: str,
-    run: Callable[[argparse.Namespace], int],
-    summary: str,
-    details: str,
-    example: str,
-    exit_codes: str,
-    json_help: str = "Print one JSON object.",
-) -> Parser:
-    parser: Parser = verbs.add_parser(
-        name,
-        help=summary,
-        description=textwrap.fill(f"{summary} {details}", _WIDTH),
-        epilog=f"example:\n  imageshards {name} {example}\n\nexit codes: {exit_codes}, 2 bad usage",
-    )
-    parser.set_defaults(run=run, parser=parser)
-    parser.add_argument("--json", action="store_true", help=json_help)
-    return parser
-
-
-def _print(given: argparse.Namespace, document: Any, text: str) -> None:
-    print_line(json.dumps(document) if given.json else text)
-
-
 # --- the verbs
 
 
-def _add_info(verbs: Any) -> None:
-    flag = _add(
-        verbs,
-        "info",
-        _info,
-        "Say what a dataset holds: counts, classes, shards, sizes.",
-        "With --hash, print one SHA-256 over its files instead, which reads every byte: equal hashes, equal datasets.",
-        "datasets/photos/1.0.0 --hash",
-        "0 done, 1 the dataset or its storage can't be read, or a file is missing",
-    ).add_argument
-    flag("dataset", **_DATASET)
-    flag("--hash", action="store_true", help="Print one SHA-256 over the manifest and all files that it names.")
-
-
-def _info(given: argparse.Namespace) -> int:
-    info = load_info(given.dataset)
-    if given.hash:
+@_verb(
+    "Say what a dataset holds: counts, classes, shards, sizes.",
+    "With --hash, print one SHA-256 over its files instead, which reads every byte: equal hashes, equal datasets.",
+    "datasets/photos/1.0.0 --hash",
+    "0 done, 1 the dataset or its storage can't be read, or a file is missing",
+)
+def _info(given: Given, dataset: str, hash: bool = False) -> int:
+    info = load_info(dataset)
+    if hash:
         checked_sizes(info)  # without a file the hash would be of something else
         digest = dataset_hash(info)
-        _print(given, {"hash": digest}, digest)
+        given.print({"hash": digest}, digest)
     else:
-        _print(given, dict(info.manifest), _describe(info))
+        given.print(dict(info.manifest), _describe(info))
     return EXIT_OK
 
 
@@ -235,61 +358,42 @@ def _lines(info: DatasetInfo) -> Iterator[str]:
         yield f"{name}: {', '.join(f'{reason} {number:,}' for reason, number in sorted(rejects.items()))}"
 
 
-def _add_verify(verbs: Any) -> None:
-    flag = _add(
-        verbs,
-        "verify",
-        _verify,
-        "Read and check every file, record and image of a dataset, on all cores.",
-        "A line for each fault names the file, and the record and its byte offset if it is a record's.",
-        "gs://bucket/datasets/photos/1.0.0 --decode sample",
-        "0 OK, 1 there is a fault",
-    ).add_argument
-    flag("dataset", **_DATASET)
-    text = "Which images are decoded; sample is one in 64 (default: %(default)s)."
-    flag("--decode", choices=("all", "sample", "none"), default="all", help=text)
-
-
-def _verify(given: argparse.Namespace) -> int:
+@_verb(
+    "Read and check every file, record and image of a dataset, on all cores.",
+    "A line for each fault names the file, and the record and its byte offset if it is a record's.",
+    "gs://bucket/datasets/photos/1.0.0 --decode sample",
+    "0 OK, 1 there is a fault",
+    home="reader.tools.verify",
+)
+def _verify(given: Given) -> int:
+    dataset, decode = given.arguments["dataset"], given.arguments["decode"]
     try:
-        info = load_info(given.dataset)
+        report = given.call()
     except NotPublishedError as error:
         if not given.json:
             raise
-        file = storage.join(storage.normalize(given.dataset), schema.MANIFEST_FILE)
+        file = storage.join(storage.normalize(dataset), schema.MANIFEST_FILE)
         fault = {"file": file, "record": None, "offset": None, "what": one_line(error)}
-        _print(given, {"dataset": None, "records": None, "decode": given.decode, "faults": [fault]}, "")
+        given.print({"dataset": None, "records": None, "decode": decode, "faults": [fault]}, "")
         return EXIT_FAILED
-    from reader.tools.verify import verify  # Pillow
-
-    report = verify(info, decode=given.decode)
+    lines, more = list(map(str, report.faults[:_SHOWN_FAULTS])), len(report.faults) - _SHOWN_FAULTS
+    lines += [f"… and {more:,} more; --json names them all"] * (more > 0)
     faults = list(map(dataclasses.asdict, report.faults))
-    lines = list(map(str, report.faults[:_SHOWN_FAULTS]))
-    if len(faults) > _SHOWN_FAULTS:
-        lines.append(f"… and {len(faults) - _SHOWN_FAULTS:,} more; --json names them all")
-    foreign = FOREIGN_KEY in info.manifest
-    fix = "make it again with imageshards index" if foreign else "run the job again with --repair"
-    lines.append(str(report) if report else f"{report}; {fix}")
-    document = {"dataset": info.url, "records": report.records, "decode": given.decode, "faults": faults}
-    _print(given, document, "\n".join(lines))
+    document = {"dataset": report.dataset, "records": report.records, "decode": decode, "faults": faults}
+    given.print(document, "\n".join([*lines, str(report)]))
     return EXIT_OK if report else EXIT_FAILED
 
 
-def _add_rejects(verbs: Any) -> None:
-    _add(
-        verbs,
-        "rejects",
-        _rejects,
-        "Say which images got no record and why, in groups of the same kind.",
-        "rejects.jsonl in the dataset's folder names them all. Also of a job that failed for them.",
-        "datasets/photos/1.0.0",
-        "0 done, 1 the dataset or its storage can't be read",
-    ).add_argument("dataset", **_DATASET)
-
-
-def _rejects(given: argparse.Namespace) -> int:
-    info, file = find_rejects(given.dataset)
-    groups, images = rejects(info or file), info.manifest["images"] if info else None
+@_verb(
+    "Say which images got no record and why, in groups of the same kind.",
+    "rejects.jsonl in the dataset's folder names them all. Also of a job that failed for them.",
+    "datasets/photos/1.0.0",
+    "0 done, 1 the dataset or its storage can't be read",
+    home="reader.tools.rejects",
+)
+def _rejects(given: Given) -> int:
+    info, file = find_rejects(given.arguments["dataset"])
+    groups, images = given.call(), info.manifest["images"] if info else None
     total = sum(group.count for group in groups)
     of = plural(total, "image") if images is None else f"{total:,} of {plural(images, 'image')}"
     lines = [f"{of} {'was' if total == 1 else 'were'} rejected"]
@@ -301,79 +405,55 @@ def _rejects(given: argparse.Namespace) -> int:
     if any(group.paths for group in groups):
         lines.append(f"all of them: {file}")
     document = {"dataset": info.url if info else None, "images": images, "rejected": total}
-    _print(given, {**document, "groups": list(map(dataclasses.asdict, groups))}, "\n".join(map(name_line, lines)))
+    given.print({**document, "groups": list(map(dataclasses.asdict, groups))}, "\n".join(map(name_line, lines)))
     return EXIT_OK
 
 
-def _add_duplicates(verbs: Any) -> None:
-    flag = _add(
-        verbs,
-        "duplicates",
-        _duplicates,
-        "Find images with the same bytes: copies, leaks between splits, contradicting labels.",
-        "Compares the MD5s of the source files, which the record tables have, of all splits; rejected images have no "
-        "record. An index of third-party files has no MD5s: there the bytes of the stored images are compared.",
-        "datasets/photos/1.0.0 --out duplicates.jsonl",
-        "0 there are none, 1 there are some, or the dataset or its storage can't be read",
-    ).add_argument
-    flag("dataset", **_DATASET)
-    text = (
-        "File or URL for a list of all groups that imageshards write --exclude reads: one image of each is kept, the "
-    )
-    text += "first path outside train, else the first; with several labels, the list leaves it to you."
-    flag("--out", metavar="FILE", help=text)
-
-
-def _duplicates(given: argparse.Namespace) -> int:
-    from reader.tools.duplicates import duplicates
-
-    found = duplicates(given.dataset, given.out)
-    where = f"all of them: {given.out}" if given.out else "--out FILE writes a list of all of them"
-    _print(given, dataclasses.asdict(found), f"{found}\n{where}" if found else str(found))
+@_verb(
+    "Find images with the same bytes: copies, leaks between splits, contradicting labels.",
+    "Compares the MD5s of the source files, which the record tables have, of all splits; rejected images have no "
+    "record. An index of third-party files has no MD5s: there the bytes of the stored images are compared.",
+    "datasets/photos/1.0.0 --out duplicates.jsonl",
+    "0 there are none, 1 there are some, or the dataset or its storage can't be read",
+    home="reader.tools.duplicates",
+)
+def _duplicates(given: Given) -> int:
+    found, out = given.call(), given.arguments["out"]
+    where = f"all of them: {out}" if out else "--out FILE writes a list of all of them"
+    given.print(dataclasses.asdict(found), f"{found}\n{where}" if found else str(found))
     return EXIT_FAILED if found else EXIT_OK
 
 
-def _add_show(verbs: Any) -> None:
-    flag = _add(
-        verbs,
-        "show",
-        _show,
-        "Draw a grid of a dataset's images with their labels and sizes.",
-        "With --augment, what training makes of each image in its first epochs is to the right of it. "
-        "Records are numbered from 0 in the split: train[17:18] is record 17 of train, in all commands and readers.",
-        "datasets/photos/1.0.0 --split validation --out grid.png",
-        "0 drawn, 1 the dataset or its storage can't be read",
-    ).add_argument
-    flag("dataset", **_DATASET)
-    flag("--split", metavar="SPLIT", default="train", help="To draw from, such as train[:100] (default: %(default)s).")
-    flag("--classes", **_CLASSES)
-    flag("--count", metavar="N", type=int, default=20, help="How many images are shown (default: %(default)s).")
-    text = "Decides which images are shown, and is augmentation's seed (default: %(default)s)."
-    flag("--seed", metavar="N", type=int, default=0, help=text)
-    text = "Show what this augmentation of imageshards train makes of each image, too."
-    flag("--augment", choices=AUGMENTS, help=text)
-    flag("--image_size", metavar="N", type=int, help="Side in pixels of the augmented images (default: as stored).")
-    flag("--epochs", metavar="N", type=int, default=4, help="How many augmented images of each (default: %(default)s).")
-    flag("--out", metavar="PNG", default="show.png", help="File to write (default: %(default)s).")
+@_verb(
+    "Show what differs between two versions of a dataset: images, classes, flags.",
+    "An image that moved to another path is neither added nor removed. One version is compared with the one before.",
+    "datasets/photos/1.0.0 datasets/photos/1.1.0",
+    "0 they hold the same images, 1 they differ",
+    home="reader.tools.diff",
+)
+def _diff(given: Given) -> int:
+    difference = given.call()
+    given.print(dataclasses.asdict(difference), str(difference))
+    return EXIT_FAILED if difference else EXIT_OK
 
 
-def _show(given: argparse.Namespace) -> int:
-    from reader.augment import BY_NAME  # Pillow
+@_verb(
+    "Draw a grid of a dataset's images with their labels, sizes and files.",
+    "With --augment, what training makes of each image in its first epochs is to the right of it. "
+    "Records are numbered from 0 in the split: train[17:18] is record 17 of train, in all commands and readers.",
+    "datasets/photos/1.0.0 --split validation --out grid.png",
+    "0 drawn, 1 the dataset or its storage can't be read",
+    home="reader.tools.show",
+)
+def _show(given: Given, out: str = "show.png") -> int:
     from reader.tools.show import choose, grid  # Pillow
 
-    sizes = {"image_size": given.image_size, "epochs": given.epochs, "classes": given.classes}
-    records = choose(
-        load_info(given.dataset), given.split, given.count, given.seed, augment=BY_NAME.get(given.augment), **sizes
-    )
-    shown = [
-        {"record": record.number, "label": record.label, "height": record.size[0], "width": record.size[1]}
-        for record in records
-    ]
+    records, split = choose(**given.arguments), given.arguments["split"]
     if not given.json:
-        with _written("--out", given.out):
-            grid(records).save(given.out, "PNG")
-    text = f"{plural(len(records), 'image')} of {given.split} in {given.out}"
-    _print(given, {"split": given.split, "records": shown}, text)
+        with _written("--out", out):
+            grid(records).save(out, "PNG")
+    shown = [record.as_json() for record in records]
+    given.print({"split": split, "records": shown}, f"{plural(len(records), 'image')} of {split} in {out}")
     return EXIT_OK
 
 
@@ -387,55 +467,25 @@ def _written(flag: str, file: str) -> Iterator[None]:
         raise UsageError(f"{flag} {file!r}: {error.strerror or error}; name a file that can be written") from None
 
 
-def _add_bench(verbs: Any) -> None:
-    flag = _add(
-        verbs,
-        "bench",
-        _bench,
-        "Measure how fast a dataset is read here, compared with decoding alone.",
-        "Reads the same images with every adapter whose framework is installed, in turns; decoding alone is the same "
-        "work on bytes in memory. It says first how long it takes.",
-        "datasets/photos/1.0.0 --against photos --latency_ms 50",
-        "0 measured, 1 the dataset or its storage can't be read",
-    ).add_argument
-    flag("dataset", **_DATASET)
-    flag("--split", metavar="SPLIT", default="train", help="To read, such as train[:10000] (default: %(default)s).")
-    flag("--classes", **_CLASSES)
-    for name, default, text in (
-        ("images", 6400, "How many images each run reads, for 10 s at most; a smaller split is read again and again"),
-        ("batch_size", 64, "Images in a batch"),
-        ("image_size", 224, "Side in pixels that images are resized to"),
-        ("repeats", 3, "How many runs of each way count, after a batch to warm up"),
-    ):
-        flag(f"--{name}", metavar="N", type=int, default=default, help=f"{text} (default: {default}).")
-    text = "Also read the image files in these class folders, one at a time and 32 at a time."
-    flag("--against", metavar="FOLDER", help=text)
-    flag(
-        "--latency_ms",
-        metavar="N",
-        type=float,
-        default=0,
-        help="Every request to storage, single files included, waits so many milliseconds first: what a bucket would "
-        "cost, without one (default: %(default)s).",
-    )
-    flag("--chart", metavar="PNG", default="bench.png", help="File to draw into (default: %(default)s).")
-
-
-def _bench(given: argparse.Namespace) -> int:
+@_verb(
+    "Measure how fast a dataset is read here, compared with decoding alone.",
+    "Reads the same images with every adapter whose framework is installed, in turns; decoding alone is the same "
+    "work on bytes in memory. It says first how long it takes.",
+    "datasets/photos/1.0.0 --against photos --latency_ms 50",
+    "0 measured, 1 the dataset or its storage can't be read",
+    home="reader.tools.bench",
+)
+def _bench(given: Given, chart: str = "bench.png") -> int:
     with suppress(ValueError):  # outside the main thread; as Ctrl-C, SIGTERM leaves no empty chart
         signal.signal(signal.SIGTERM, signal.default_int_handler)
     _import_tensorflow_quietly()
-    from reader.tools import bench
-
-    flags = "split", "classes", "images", "batch_size", "image_size", "repeats", "against", "latency_ms"
-    values = {name: getattr(given, name) for name in flags}
     can_draw = find_spec("matplotlib") is not None
-    with _drawn("--chart", given.chart) if can_draw else nullcontext():
-        result = bench.bench(load_info(given.dataset), **values, report=_Progress())
+    with _drawn("--chart", chart) if can_draw else nullcontext():
+        result = given.call(report=_Progress())
         if can_draw:
-            result.draw(given.chart)
-    note = f"chart: {given.chart}" if can_draw else "no chart: Matplotlib is not installed"
-    _print(given, result.as_json(), f"{result}\n{note}")
+            result.draw(chart)
+    note = f"chart: {chart}" if can_draw else "no chart: Matplotlib is not installed"
+    given.print(result.as_json(), f"{result}\n{note}")
     return EXIT_OK
 
 
@@ -466,105 +516,47 @@ class _Progress:
             print_line(line, sys.stderr)
 
 
-def _add_diff(verbs: Any) -> None:
-    flag = _add(
-        verbs,
-        "diff",
-        _diff,
-        "Show what differs between two versions of a dataset: images, classes, flags.",
-        "An image that moved to another path is neither added nor gone. One version is compared with the one before.",
-        "datasets/photos/1.0.0 datasets/photos/1.1.0",
-        "0 they hold the same images, 1 they differ",
-    ).add_argument
-    flag("dataset", metavar="A")
-    flag("other", metavar="B", nargs="?")
-
-
-def _diff(given: argparse.Namespace) -> int:
-    from reader.tools.diff import diff
-
-    difference = diff(given.dataset, given.other)
-    _print(given, dataclasses.asdict(difference), str(difference))
-    return EXIT_FAILED if difference else EXIT_OK
-
-
-def _add_index(verbs: Any) -> None:
-    flag = _add(
-        verbs,
-        "index",
-        _index,
-        "Index existing TFRecord files so they can be used as a dataset; the files stay where they are.",
-        "Every image is decoded once. A file's split is the word train, validation, val, test … in its name, else in "
-        "the nearest folder.",
-        "'gs://bucket/*.tfrec' --out indexed",
-        "0 indexed, 1 a file can't be read, or holds no valid record",
-    ).add_argument
-    flag("pattern", metavar="PATTERN", nargs="+")
-    flag("--out", metavar="DIR", required=True, help="Local folder for the index, new or empty.")
-    flag("--image_key", metavar="NAME", help="Feature of the encoded image (default: image or another common name).")
-    flag(
-        "--class_key",
-        metavar="NAME",
-        help="Feature of the class: an integer, or a one-hot list (default: class, label …).",
-    )
-    flag("--labels_file", metavar="FILE", help="Class names, a line for each id in order (default: the records').")
-
-
-def _index(given: argparse.Namespace) -> int:
-    from reader.tools.index import index  # Pillow
-
-    names = ("image_key", "class_key", "labels_file")
-    indexed = index(given.pattern, given.out, **{name: getattr(given, name) for name in names})
+@_verb(
+    "Index existing TFRecord files so they can be used as a dataset; the files stay where they are.",
+    "Every image is decoded once. A file's split is the word train, validation, val, test … in its name, else in "
+    "the nearest folder.",
+    "'gs://bucket/*.tfrec' --out indexed",
+    "0 indexed, 1 a file can't be read, or holds no valid record",
+    home="reader.tools.index",
+)
+def _index(given: Given) -> int:
+    indexed = given.call()
     document = {"dataset": indexed.info.url, "records": indexed.records, "left_out": dict(indexed.left_out)}
     keys = "  image in feature {image!r}, class in {class!r}".format_map(indexed.info.manifest[FOREIGN_KEY])
     lines = (_describe(indexed.info), *(f"  split {source}" for source in indexed.sources), keys)
-    _print(given, {**document, "sources": list(indexed.sources)}, "\n".join(lines))
+    given.print({**document, "sources": list(indexed.sources)}, "\n".join(lines))
     return EXIT_OK
 
 
-def _add_train(verbs: Any) -> None:
-    flag = _add(
-        verbs,
-        "train",
-        _train,
-        "Train an image classifier on a dataset, on a TPU if there is one, else on all GPUs, else on the CPU.",
-        "Every default fits the dataset. A run that was stopped, by SIGTERM or Ctrl-C or a crash, resumes from its "
-        "last checkpoint when the same command runs again. KERAS_BACKEND=jax trains without TensorFlow, and on several "
-        "hosts. OUT gets model.keras (the best epoch), last.keras, classes.txt, metrics.jsonl (a line for each epoch), "
-        "run.json, curves.png, the confusion matrix (confusion.png, confusion.csv) and per_class.csv.",
-        "datasets/photos/1.0.0 --model MobileNetV2 --weights imagenet",
-        "0 trained, 1 stopped, or the dataset, its storage or the device failed",
-    ).add_argument
-    flag("dataset", nargs="?", **_DATASET)
-    flag(
-        "--preset",
-        metavar="|".join(PRESETS),
-        help="Defaults for a first look, or for a pre-trained model (default: quick).",
-    )
-    flag(
-        "--config", metavar="RUN.JSON", help="Repeat the run of this file, also on another dataset or with other flags."
-    )
-    for option in dataclasses.fields(TrainOptions):
-        text, metavar = option.metadata["help"] % {"default": option.default}, option.metadata["metavar"]
-        how: dict[str, Any] = {"metavar": metavar} if metavar else {"action": "store_true"}
-        flag(f"--{option.name}", help=text.replace("%", "%%"), default=argparse.SUPPRESS, **how)
-
-
-def _train(given: argparse.Namespace) -> int:
-    named = {option.name for option in dataclasses.fields(TrainOptions)}
-    flags = {name: value for name, value in vars(given).items() if name in named}
-    if given.preset is not None and given.config is not None:
+@_verb(
+    "Train an image classifier on a dataset, on a TPU if there is one, else on all GPUs, else on the CPU.",
+    "Every default fits the dataset. A run that was stopped, by SIGTERM or Ctrl-C or a crash, resumes from its "
+    "last checkpoint when the same command runs again. KERAS_BACKEND=jax trains without TensorFlow, and on several "
+    "hosts. OUT gets model.keras (the best epoch), last.keras, classes.txt, metrics.jsonl (a line for each epoch), "
+    "run.json, curves.png, the confusion matrix (confusion.png, confusion.csv) and per_class.csv.",
+    "datasets/photos/1.0.0 --model MobileNetV2 --weights imagenet",
+    "0 trained, 1 stopped, or the dataset, its storage or the device failed",
+)
+def _train(
+    given: Given, dataset: str | None = None, preset: str | None = None, config: str | None = None, **flags: Any
+) -> int:
+    if preset is not None and config is not None:
         raise UsageError("--preset doesn't go with --config, which has every option")
-    if given.dataset is None and given.config is None:
+    if dataset is None and config is None:
         raise UsageError("give a dataset, or --config; see --help")
-    if given.config is not None:
-        options = TrainOptions.of_run(given.config, **flags)
-        given.dataset = given.dataset or read_run(given.config)["dataset"]["url"]
+    if config is not None:
+        options = TrainOptions.of_run(config, **flags)
+        dataset = dataset or read_run(config)["dataset"]["url"]
     else:
-        options = TrainOptions.preset(given.preset or "quick", **flags)
+        options = TrainOptions.preset(preset or "quick", **flags)
     application_name(options.model)  # a typo is reported before anything else
     check_backend(os.environ.get("KERAS_BACKEND", "tensorflow"))
-    info = load_info(given.dataset)
+    info = load_info(dataset or "")
     _import_backend()
     from reader.training.fit import train  # Keras and its backend, seconds: only for this command
 
@@ -574,88 +566,60 @@ def _train(given: argparse.Namespace) -> int:
             result = train(info, options, command=given.command)
     else:
         result = train(info, options, print_line, given.command)
-    _print(given, dataclasses.asdict(result), str(result))
+    given.print(dataclasses.asdict(result), str(result))
     return EXIT_OK
 
 
-_RUN: dict[str, Any] = {
-    "metavar": "RUN",
-    "help": "Folder or URL that imageshards train wrote to, such as runs/photos-1.",
-}
-_BATCH_SIZE: dict[str, Any] = {
-    "metavar": "N",
-    "type": int,
-    "default": 64,
-    "help": "Images that the model gets at once (default: %(default)s).",
-}
-_MODEL: dict[str, Any] = {"metavar": "MODULE:FUNCTION", "help": "Module to import if the model has layers of your own."}
-
-
-def _add_evaluate(verbs: Any) -> None:
-    flag = _add(
-        verbs,
-        "evaluate",
-        _evaluate,
-        "Count what a trained model gets right and wrong on a dataset, class by class.",
-        "Every record is read exactly once, as in training. OUT gets metrics.json (all numbers, every mistake), "
-        "per_class.csv (precision and recall of each class), confusion.csv, confusion.png and, if there are mistakes, "
-        "mistakes.png: the 25 most confident with their file names.",
-        "runs/photos-1 datasets/photos/1.0.0 --split test",
-        "0 evaluated, 1 the training isn't finished, or the dataset or its storage can't be read",
-    ).add_argument
-    flag("training", **_RUN)
-    flag("dataset", **_DATASET)
-    text = "Split to read, such as test or train[90%%:] (default: test, else validation, else that of the training)."
-    flag("--split", metavar="SPLIT", help=text)
-    flag("--classes", **_CLASSES)
-    flag("--batch_size", **_BATCH_SIZE)
-    flag("--model", **_MODEL)
-    flag("--out", metavar="OUT", help="Folder or URL for the files (default: RUN/evaluation).")
-
-
-def _evaluate(given: argparse.Namespace) -> int:
-    info = load_info(given.dataset)
+@_verb(
+    "Count what a trained model gets right and wrong on a dataset, class by class.",
+    "Every record is read exactly once, as in training. OUT gets metrics.json (all numbers, every mistake), "
+    "per_class.csv (precision and recall of each class), confusion.csv, confusion.png and, if there are mistakes, "
+    "mistakes.png: the 25 most confident with their file names.",
+    "runs/photos-1 datasets/photos/1.0.0 --split test",
+    "0 evaluated, 1 the training isn't finished, or the dataset or its storage can't be read",
+)
+def _evaluate(
+    given: Given,
+    run: str,
+    dataset: str,
+    split: str | None = None,
+    classes: Classes = None,
+    batch_size: int = 64,
+    model: str | None = None,
+    out: str | None = None,
+) -> int:
+    info = load_info(dataset)
     _import_backend()
     from reader.training.evaluate import evaluate
     from reader.training.run import load_run
 
-    flags = {name: getattr(given, name) for name in ("split", "classes", "batch_size", "out")}
-    result = evaluate(load_run(given.training, model=given.model), info, **flags)
+    flags: dict[str, Any] = {"split": split, "classes": classes, "batch_size": batch_size, "out": out}
+    result = evaluate(load_run(run, model=model), info, **flags)
     for line in result.warnings:
         print_line(f"warning: {line}", sys.stderr)
-    _print(given, result.document(), str(result))
+    given.print(result.document(), str(result))
     return EXIT_OK
 
 
-def _add_predict(verbs: Any) -> None:
-    flag = _add(
-        verbs,
-        "predict",
-        _predict,
-        "Classify new photos with a trained model.",
-        "Each photo is converted to the very bytes that the dataset's writer would store, and decoded as in training. "
-        "Of a folder, all images in it and below are taken. A photo that can't be read is a line on stderr with the "
-        "reason.",
-        "runs/photos-1 new.jpg folder gs://bucket/photos",
-        "0 every photo has a prediction, 1 one has none, or the training isn't finished",
-        "Print a JSON object for each photo, a line each.",
-    ).add_argument
-    flag("training", **_RUN)
-    flag("photos", metavar="PHOTO", nargs="+", help="File or folder, or its URL.")
-    flag("--top", metavar="N", type=int, default=3, help="How many classes of each photo (default: %(default)s).")
-    flag("--batch_size", **_BATCH_SIZE)
-    flag("--model", **_MODEL)
-
-
-def _predict(given: argparse.Namespace) -> int:
+@_verb(
+    "Classify new photos with a trained model.",
+    "Each photo is converted to the very bytes that the dataset's writer would store, and decoded as in training. "
+    "Of a folder, all images in it and below are taken. A photo that can't be read is a line on stderr with the "
+    "reason.",
+    "runs/photos-1 new.jpg folder gs://bucket/photos",
+    "0 every photo has a prediction, 1 one has none, or the training isn't finished",
+)
+def _predict(
+    given: Given, run: str, photos: list[str], top: int = 3, batch_size: int = 64, model: str | None = None
+) -> int:
     _import_backend()
     from reader.training.predict import predict
     from reader.training.run import load_run
 
-    run, code = load_run(given.training, model=given.model), EXIT_OK
-    predictions = predict(run, given.photos, top=given.top, batch_size=given.batch_size)
-    if run.preprocessing.doubt:
-        print_line(f"warning: {run.preprocessing.doubt}", sys.stderr)
+    trained, code = load_run(run, model=model), EXIT_OK
+    predictions = predict(trained, photos, top=top, batch_size=batch_size)
+    if trained.preprocessing.doubt:
+        print_line(f"warning: {trained.preprocessing.doubt}", sys.stderr)
     for one in predictions:
         if one.error:
             code = EXIT_FAILED

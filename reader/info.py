@@ -144,7 +144,7 @@ class DatasetInfo:
         return sum(part.stop - part.start for part in self.ranges(split))
 
     def steps_per_epoch(self, split: str, global_batch_size: int) -> int:
-        """Batches of one iteration of a train builder: the full batches that the split's records give, at least 1."""
+        """Batches of one iteration of a train builder that reads the complete split; of any other, `len(batches)`."""
         return max(1, self.records(split) // batch_size_of(global_batch_size, 1))
 
     def capped_window_runs(self, split: str, window_runs: int) -> int:

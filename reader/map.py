@@ -11,14 +11,14 @@ from __future__ import annotations
 import functools
 import operator
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, NamedTuple, TypeVar
+from typing import Any
 
 import numpy as np
 
 from beam_pipeline import schema
-from beam_pipeline.errors import ImageShardsError, UsageError
+from beam_pipeline.errors import UsageError
 from beam_pipeline.schema.table import name_hash, order_key
 from beam_pipeline.text import plural
 from reader.batches import ImageSize, Info
@@ -27,18 +27,16 @@ from reader.info import DatasetInfo, as_info
 from reader.machine import cpu_count
 from reader.pixels import ImageDecoder, decode_pixels, stored_shape
 from reader.rows import RecordRows
-from reader.runs import InvalidRecordError, Run
+from reader.runs import InvalidRecordError, Run, RunReader
 from reader.select import Classes, Selection, Where, select
-from reader.tables import Array, Columns
+from reader.tables import Array, column_of, locate
 
 Record = dict[str, Any]
 _OWN_KEYS = "image", "class", "label"  # in every record, whatever a feature of that name holds
-T = TypeVar("T")
 
 # Kept of record tables, half of it for numbers (4 bytes a record) and half for file names (8).
 _KEPT_BYTES = 64 << 20
 _REMOTE_READS = 32  # at once; local files are read by a thread a core, which decodes as well
-_RANGE_BYTES = 1 << 20  # of a request for several records
 
 
 def records(
@@ -93,7 +91,7 @@ class Records:
         size, names = arguments["image_size"], arguments["features"]
         selection: Selection | None = arguments["where"]
         self._info, self._split = info, split
-        self._table, self._store = info.run_table(split), info.shard_storage
+        self._table = info.run_table(split)
         self._lengths, self._names = self._kept("bytes", 4), self._kept("name", 8)
         self._lengths(self._table.files[0])  # a compressed version says so now
         self._chosen = None if selection is None else selection.numbers()  # of the records of the split
@@ -189,40 +187,36 @@ class Records:
 
     def _read(self, numbers: Sequence[int], decode: bool) -> list[Record]:
         """Some records, in the order of their numbers."""
+        if not len(numbers):
+            return []
         table, chosen = self._table, np.array(numbers, np.int64)
         chosen = chosen if self._chosen is None else self._chosen[chosen]
-        runs = table.runs_of(chosen)
-        if self._store.is_remote:  # else each is read when it is needed
-            self._in_parallel(self._lengths, [table.files[file] for file in np.unique(table.file[runs]).tolist()])
-        spans = map(self._span, range(len(chosen)), runs.tolist(), (chosen - table.first[runs]).tolist())
+        wanted = np.unique(chosen)
+        reader = RunReader(locate(self._info, table, wanted, self._lengths))
+        pieces, of, index = reader.pieces_of(np.searchsorted(wanted, chosen))
+        by_piece = np.argsort(of, kind="stable")
+        groups = np.split(by_piece, np.flatnonzero(np.diff(of[by_piece])) + 1)
         found: list[Any] = [None] * len(chosen)
 
-        def read(part: list[_Span]) -> None:
-            start = part[0].start
-            data = memoryview(self._store.read_range(part[0].path, start, part[-1].stop))
-            for span in part:
-                frame, bounds = data[span.start - start : span.stop - start], [0, span.stop - span.start]
-                run = Run(frame, bounds, span.path, span.row, span.start, is_framed=False)
-                found[span.at] = self._record(run, decode)
+        def read(number: int) -> None:
+            run = reader.read(pieces[number])
+            for at in groups[number].tolist():
+                found[at] = self._record(run, int(index[at]), decode)
 
-        self._in_parallel(read, _joined(spans))
+        threads = min(len(pieces), _REMOTE_READS if reader.is_remote else cpu_count())
+        shares = [range(number, len(pieces), threads) for number in range(threads)]  # a task for each would cost 40 µs
+        if threads == 1:
+            list(map(read, shares[0]))
+        else:
+            with ThreadPoolExecutor(threads, "reader-records") as pool:  # of this call only: a fork would have none
+                list(pool.map(lambda share: list(map(read, share)), shares))
         if decode and self._moves_pixels:
             note_boxes(self._features, {name: [record[name] for record in found] for name in self._features})
         return found
 
-    def _span(self, at: int, run: int, index: int) -> _Span:
-        """Where a record is, by its run and its index in the part of that that the split string names."""
-        table, index = self._table, index + int(self._table.skip[run])
-        path, first = table.files[int(table.file[run])], int(table.file_record[run])
-        lengths = self._lengths(path)[first : first + int(table.records[run])]
-        if int(lengths.sum()) != table.bytes[run]:
-            raise ImageShardsError(f"{path}: its record table isn't of these records; run the job with --repair")
-        start = int(table.offset[run]) + int(lengths[:index].sum())
-        return _Span(path, first + index, start, start + int(lengths[index]), at)
-
-    def _record(self, run: Run, decode: bool) -> Record:
-        """The one record of a run."""
-        record, channels = run.record(0), self._info.image.channels
+    def _record(self, run: Run, index: int, decode: bool) -> Record:
+        """A record of a run."""
+        record, channels = run.record(index), self._info.image.channels
         try:
             encoded, label, values = self._rows.parse(record)
             if not decode:
@@ -234,7 +228,7 @@ class Records:
                 image = np.empty(self._rows.shape or (), np.uint8)
                 self._rows.decode(encoded, image, 0)
         except InvalidRecordError as error:
-            raise run.located(0, error) from None
+            raise run.located(index, error) from None
         found: Record = dict(zip(_OWN_KEYS, (image, label, self.classes[label]), strict=True))
         found |= zip(self._features, values, strict=True)
         if isinstance(name := found.get(schema.FILENAME_KEY), bytes):
@@ -243,41 +237,5 @@ class Records:
 
     def _kept(self, column: str, record_bytes: int) -> Callable[[str], Array]:
         """A function from a shard to a column of its table, which keeps those of the shards used last."""
-        shards = {self._info.path(one.file): one for split in self._info.splits.values() for one in split.shards}
-        most = _KEPT_BYTES // 2 // (record_bytes * max(shard.records for shard in shards.values()))
-
-        @functools.lru_cache(max(most, 1))
-        def load(path: str) -> Array:
-            return Columns(self._info, shards[path])[column]
-
-        return load
-
-    def _in_parallel(self, function: Callable[[T], object], items: Sequence[T]) -> None:
-        """Call it for each item; the threads are of this call only, since a fork would have none."""
-        threads = min(len(items), _REMOTE_READS if self._store.is_remote else cpu_count())
-        shares = [items[number::threads] for number in range(threads)]  # a task for each would cost 40 µs
-        with ThreadPoolExecutor(max(threads, 1), "reader-records") as pool:
-            list((pool.map if threads > 1 else map)(lambda share: [function(item) for item in share], shares))
-
-
-class _Span(NamedTuple):
-    """Where a record is: its shard, its number there, its framed bytes; and its number among those asked for."""
-
-    path: str
-    row: int
-    start: int
-    stop: int
-    at: int
-
-
-def _joined(spans: Iterable[_Span]) -> list[list[_Span]]:
-    """Records that follow each other in a shard, which one request reads, in file order."""
-    parts: list[list[_Span]] = []
-    for span in sorted(spans):
-        last = parts[-1] if parts else [span._replace(path="")]
-        is_next = span.path == last[-1].path and span.start <= last[-1].stop  # or the same once more
-        if is_next and span.stop - last[0].start <= _RANGE_BYTES:
-            last.append(span)
-        else:
-            parts.append([span])
-    return parts
+        shard = max(one.records for split in self._info.splits.values() for one in split.shards)
+        return functools.lru_cache(max(_KEPT_BYTES // 2 // (record_bytes * shard), 1))(column_of(self._info, column))

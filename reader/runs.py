@@ -117,6 +117,27 @@ class RunTable:
             Piece(self.files[file], self.indexes[file], *values) for file, *values in zip(files, *columns, strict=True)
         ]
 
+    def places_of(self, numbers: Integers, lengths: Integers) -> tuple[Integers, Integers, Integers] | None:
+        """Of some records of one shard: the index in the run on disk, where the record begins there, and its bytes.
+
+        Args:
+            numbers: int64 [n] of the records, ascending, at least one.
+            lengths: framed bytes of each record of the shard.
+
+        Returns:
+            None if the runs aren't of these lengths.
+        """
+        first, last = self.runs_of(numbers[[0, -1]]).tolist()
+        runs, begins = slice(first, last + 1), np.concatenate(([0], np.cumsum(lengths, dtype=np.int64)))
+        heads = self.file_record[runs]
+        ends = heads + self.records[runs]
+        if ends[-1] >= len(begins) or (begins[ends] - begins[heads] != self.bytes[runs]).any():
+            return None
+        run = np.repeat(np.arange(last + 1 - first), np.diff(np.searchsorted(numbers, self.first[first : last + 2])))
+        index = numbers - (self.first[runs] - self.skip[runs])[run]
+        record = index + heads[run]
+        return index, begins[record] - begins[heads][run], lengths[record]
+
     def number_of(self, path: str, row: int) -> int | None:
         """Number in the selection of record `row` of a shard, the first if it is there twice; None if it isn't."""
         for file in (number for number, name in enumerate(self.files) if name == path):
@@ -233,11 +254,11 @@ class SelectedTable(RunTable):
         return pieces, piece_of, index[at] - index[heads][piece_of]
 
     @classmethod
-    def of(cls, table: RunTable, counts: Integers, **of_records: Any) -> SelectedTable:
-        """Some records of a table: how many of each run, and what is known of them."""
-        names, kept = ("file", "offset", "bytes", "records", "file_record"), counts > 0
-        runs: dict[str, Any] = {name: getattr(table, name)[kept] for name in names}
-        runs |= {"skip": np.zeros(int(kept.sum()), np.int64), "first": np.concatenate(([0], np.cumsum(counts[kept])))}
+    def of(cls, table: RunTable, run: Integers, counts: Integers, **of_records: Any) -> SelectedTable:
+        """Some records of a table: the runs that they are in, how many each has, and what is known of them."""
+        names = ("file", "offset", "bytes", "records", "file_record")
+        runs: dict[str, Any] = {name: getattr(table, name)[run] for name in names}
+        runs |= {"skip": np.zeros(len(run), np.int64), "first": np.concatenate(([0], np.cumsum(counts)))}
         return cls(files=table.files, indexes=table.indexes, split=table.mean_run, **runs, **of_records)
 
 

@@ -80,24 +80,21 @@ class Selection:
         """
         runs, mask, new = info.run_table(split), self.mask(), np.array(self.labels, np.int32)
         index, (start, size) = np.empty(self.size, np.uint16), np.empty((2, self.size), np.uint32)
-        label, counts, begin, filled = np.empty(self.size * with_labels, np.int32), [], 0, 0
+        label, begin, filled = np.empty(self.size * with_labels, np.int32), 0, 0
         for columns in read_columns(info, split, ["bytes", *["class"] * with_labels]):
-            end = begin + columns.records
-            chosen = np.flatnonzero(mask[begin:end]) + columns.start  # in the shard
-            begins = np.concatenate(([0], np.cumsum(columns.complete("bytes"), dtype=np.int64)))
-            of_shard = slice(*np.searchsorted(runs.first[:-1], [begin, end]))
-            heads, records = runs.file_record[of_shard], runs.records[of_shard]
-            if not np.array_equal(begins[heads + records] - begins[heads], runs.bytes[of_shard]):
-                raise columns.error()
-            run, rows = np.searchsorted(heads, chosen, "right") - 1, slice(filled, filled + len(chosen))
-            counts.append(np.bincount(run, minlength=len(heads)))
-            index[rows] = chosen - heads[run]
-            start[rows] = begins[chosen] - begins[heads[run]]
-            size[rows] = columns.complete("bytes")[chosen]
+            chosen = np.flatnonzero(mask[begin : begin + columns.records])  # of the rows
+            rows = slice(filled, filled + len(chosen))
+            if len(chosen):
+                places = runs.places_of(chosen + begin, columns.complete("bytes"))
+                if places is None:
+                    raise columns.error()
+                index[rows], start[rows], size[rows] = places
             if with_labels:
-                label[rows] = new[columns.complete("class")[chosen]]
-            begin, filled = end, filled + len(chosen)
-        return SelectedTable.of(runs, np.concatenate(counts), index=index, start=start, size=size, label=label)
+                label[rows] = new[columns["class"][chosen]]
+            begin, filled = begin + columns.records, rows.stop
+        counts = np.add.reduceat(mask, runs.first[:-1], dtype=np.int64)
+        run = np.flatnonzero(counts)
+        return SelectedTable.of(runs, run, counts[run], index=index, start=start, size=size, label=label)
 
 
 def select(
@@ -149,9 +146,6 @@ def select(
     return Selection(len(mask), size, np.packbits(mask).tobytes(), names, labels)
 
 
-# --- balance
-
-
 def _class_map(info: DatasetInfo, classes: Classes) -> tuple[tuple[str, ...], tuple[int, ...]]:
     """The new names, and the new id of each class id in the records."""
     if classes is None:
@@ -194,6 +188,3 @@ def _called(where: Callable[[Mapping[str, Array]], Any], columns: Columns) -> Bo
         got = f"{mask.dtype} {list(mask.shape)}" if isinstance(mask, np.ndarray) else type(mask).__name__
         raise UsageError(f"where returned {got}: it has to return bool [{columns.records}], a value a record")
     return mask
-
-
-# --- columns of record tables

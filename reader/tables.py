@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import difflib
 import itertools
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -18,8 +18,11 @@ from beam_pipeline.schema.manifest import Shard
 from beam_pipeline.schema.table import Field, table_fields
 from beam_pipeline.text import first_few
 from reader.info import DatasetInfo
+from reader.runs import Integers, RunTable, SelectedTable
 
 Array = npt.NDArray[Any]
+T = TypeVar("T")
+R = TypeVar("R")
 
 _HEADER_BYTES = 4096  # of a table: fits the header of about 50 columns, so one request reads it
 _TABLES_AT_ONCE, _TABLES_AHEAD = 32, 128  # of remote storage
@@ -101,14 +104,23 @@ def read_columns(info: DatasetInfo, split: str, names: Sequence[str] = ()) -> It
 
     These columns are read ahead by threads, and for later shards whatever was read of the first one.
     """
-    shards, asked = list(_shards(info, split)), list(names)
+    tables, asked = (Columns(info, *one) for one in _shards(info, split)), list(names)
+    # The first one alone: it tells which columns `where` asks for.
+    for first in itertools.islice(tables, 1):
+        yield first.load(asked)
+        asked = first.loaded()
+    yield from _each(info, partial(Columns.load, names=asked), tables)
+
+
+def _each(info: DatasetInfo, function: Callable[[T], R], items: Iterable[T]) -> Iterator[R]:
+    """The results of a function that reads a table, in order; tables that are remote are read ahead by threads."""
+    if not info.storage.is_remote:
+        yield from map(function, items)
+        return
+    rest = iter(items)
     with ThreadPoolExecutor(_TABLES_AT_ONCE, "reader-tables") as pool:
-        # The first one alone: it tells which columns `where` asks for.
-        for begin, end in itertools.pairwise([0, *range(1, len(shards), _TABLES_AHEAD), len(shards)]):
-            tables = [Columns(info, *one) for one in shards[begin:end]]
-            for columns in (pool.map if info.storage.is_remote else map)(partial(Columns.load, names=asked), tables):
-                yield columns
-            asked = columns.loaded()
+        while some := list(itertools.islice(rest, _TABLES_AHEAD)):
+            yield from pool.map(function, some)
 
 
 def _shards(info: DatasetInfo, split: str) -> Iterator[tuple[Shard, int, int]]:
@@ -119,6 +131,39 @@ def _shards(info: DatasetInfo, split: str) -> Iterator[tuple[Shard, int, int]]:
             if start < stop:
                 yield shard, start, stop
             begin += shard.records
+
+
+def locate(
+    info: DatasetInfo, table: RunTable, numbers: Integers, lengths_of: Callable[[str], Array] | None = None
+) -> SelectedTable:
+    """The run table of some records: reads the column `bytes` of their shards.
+
+    Args:
+        table: of a split string.
+        numbers: int64 [n] of its records, ascending, each once.
+        lengths_of: shard → that column, if it is kept; any thread calls it.
+
+    Raises:
+        ImageShardsError: the record tables aren't those of these shards.
+    """
+    lengths_of = lengths_of or column_of(info, "bytes")
+    runs, counts = np.unique(table.runs_of(numbers), return_counts=True)
+    files, at = np.unique(table.file[runs], return_index=True)
+    heads = [*np.concatenate(([0], np.cumsum(counts)))[at].tolist(), len(numbers)]  # of each file's records
+    paths = [table.files[file] for file in files.tolist()]
+    index, (start, size) = np.empty(len(numbers), np.uint16), np.empty((2, len(numbers)), np.uint32)
+    for path, lengths, first, end in zip(paths, _each(info, lengths_of, paths), heads[:-1], heads[1:], strict=True):
+        places = table.places_of(numbers[first:end], lengths)
+        if places is None:
+            raise ImageShardsError(f"{path}: its record table isn't of these records; run the job with --repair")
+        index[first:end], start[first:end], size[first:end] = places
+    return SelectedTable.of(table, runs, counts, index=index, start=start, size=size, label=np.empty(0, np.int32))
+
+
+def column_of(info: DatasetInfo, name: str) -> Callable[[str], Array]:
+    """A function from a shard's path to a column of its record table."""
+    shards = {info.path(one.file): one for split in info.splits.values() for one in split.shards}
+    return lambda path: Columns(info, shards[path])[name]
 
 
 def nearest(name: object, available: Iterable[str]) -> str:

@@ -37,7 +37,7 @@ from reader.pixels import ImageDecoder, UndecodableImageError
 from reader.preprocess import PhotoError, Preprocessing
 from reader.select import Classes, select
 from reader.splits import first_records
-from reader.tools.checks import read_records
+from reader.tools.read import checked_table, read_records
 from reader.tools.requests import Request, SlowStorage
 
 Batches = Iterator[int]  # images of each batch
@@ -158,7 +158,7 @@ class BenchResult:
 
 
 def bench(
-    info: DatasetInfo | str | os.PathLike[str],
+    dataset: DatasetInfo | str | os.PathLike[str],
     split: str = "train",
     *,
     classes: Classes = None,
@@ -173,7 +173,7 @@ def bench(
     """Measure how fast a dataset is read here by each adapter, compared with decoding alone.
 
     Args:
-        info: what `load_info` returned, or the URL.
+        dataset: what `load_info` returned, or the URL.
         split: TFDS split string.
         classes: read these only, as of `train_batches`.
         images: how many each run reads, of the split's first ones; a smaller split is read again and again. A run ends
@@ -189,7 +189,7 @@ def bench(
         UsageError: no such split, a number is out of bounds, or there are no images in `against`.
         ImageShardsError: a shard is missing or truncated, a record is corrupt, or no image of `against` decodes.
     """
-    info, folder = as_info(info), storage.normalize(os.fspath(against)) if against else ""
+    info, folder = as_info(dataset), storage.normalize(os.fspath(against)) if against else ""
     numbers = {"images": images, "batch_size": batch_size, "image_size": image_size, "repeats": repeats}
     for name, number in numbers.items():
         integer(name, number, 1)
@@ -200,7 +200,7 @@ def bench(
     there = (np.arange(info.records(split)) if selection is None else selection.numbers())[:images]
     read = first_records(info.ranges(split), int(there[-1]) + 1)  # only these: what is read ahead is of the run, too
     find = ImageFinder(info.image_key, info.class_key)
-    encoded = [bytes(find(run.record(index))[0]) for _, run, index in read_records(info, split, lambda _: there)]
+    encoded = list(read_records(checked_table(info, split, there), lambda _, record: bytes(find(record)[0])))
     options: dict[str, Any] = {"global_batch_size": min(batch_size, len(encoded)), "image_size": image_size}
     try:
         rows, left_out = file_rows(info, files, images, image_size, latency_ms / 1000) if files else ([], {})

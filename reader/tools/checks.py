@@ -10,15 +10,13 @@ from typing import NamedTuple, TypeVar
 import simplejpeg
 from PIL import Image
 
-from beam_pipeline.errors import ImageShardsError
 from beam_pipeline.images.codec import ChannelSums, channel_sums
 from beam_pipeline.images.memory import MIN_BOUND, SHARED, to_decode
 from beam_pipeline.text import size_text
 from reader.example import Value
-from reader.info import DatasetInfo
 from reader.machine import cpu_count
 from reader.pixels import UndecodableImageError, decode_pixels, in_8_bits, open_image, undecodable
-from reader.runs import Integers, InvalidRecordError, Run, RunReader
+from reader.runs import InvalidRecordError
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -62,28 +60,6 @@ class Scanners:
                 yield pending.popleft().result()
         while pending:
             yield pending.popleft().result()
-
-
-def read_records(info: DatasetInfo, split: str, choose: Callable[[int], Integers]) -> Iterator[tuple[int, Run, int]]:
-    """Some records of a split string: (number, its run, its index in that).
-
-    Args:
-        choose: total number of records → the numbers to read, ascending.
-
-    Raises:
-        UsageError: no such split.
-        ImageShardsError: a shard is missing or has another size.
-    """
-    table, faults = info.run_table(split), info.wrong_sizes(split)
-    if faults:
-        raise ImageShardsError(f"{faults[0]}: run the job again with --repair")
-    reader, numbers = RunReader(table), choose(table.total)
-    pieces, *of = table.pieces_of(numbers)
-    current, loaded = -1, None
-    for number, piece, index in zip(numbers.tolist(), *(array.tolist() for array in of), strict=True):
-        if loaded is None or piece != current:
-            current, loaded = piece, reader.read(pieces[piece])
-        yield number, loaded, index
 
 
 class CheckedImage(NamedTuple):

@@ -12,20 +12,19 @@ import numpy as np
 import numpy.typing as npt
 from numpy.lib.recfunctions import repack_fields
 
-from beam_pipeline import schema
 from beam_pipeline.errors import CorruptRecordError, ImageShardsError, UsageError
-from beam_pipeline.schema import example
-from beam_pipeline.schema.manifest import FOREIGN_KEY
+from beam_pipeline.schema.manifest import FOREIGN_KEY, Shard
 from beam_pipeline.text import first_few, name_line, plural
 from reader.info import DatasetInfo, as_info, version_before
+from reader.tools.read import read_filenames
 
-KINDS = ("added", "gone", "changed", "moved", "relabelled", "other_split")
+KINDS = ("added", "removed", "changed", "moved", "relabelled", "moved_split")
 _NAMES = 20  # shown of each kind
 _READS_AT_ONCE = 8
 Rows = npt.NDArray[np.void]
-# An image of a version, from its shard's record table; `label` numbers the class names of both versions.
-_COLUMNS = ("key", "name", "md5", "label", "split", "shard", "offset", "bytes")
-_ROW = np.dtype([*zip(_COLUMNS, ("<u8", "<u8", "S16", "<u4", "u1", "<u4", "<u8", "<u4"), strict=True)])
+# An image of a version, from its shard's record table; `label` numbers the class names of both versions, `number` is
+# that of the record among those of all splits.
+_ROW = np.dtype([("key", "<u8"), ("name", "<u8"), ("md5", "S16"), ("label", "<u4"), ("split", "u1"), ("number", "<i8")])
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,8 +33,8 @@ class Difference:
 
     Attributes:
         a, b: the versions' URLs.
-        counts: images by kind: `added`, `gone`; `changed` (other bytes at the same path); `moved` (the same bytes at
-            another path: neither added nor gone); `relabelled` and `other_split`, moved or not.
+        counts: images by kind: `added`, `removed`; `changed` (other bytes at the same path); `moved` (the same bytes at
+            another path: neither added nor removed); `relabelled` and `moved_split`, moved or not.
         names: the first 20 of each kind in the order of the records; (before, now) of those that moved.
         classes: name → (id before, id now), None for none, of the classes whose ids differ.
         configuration: flag → (value before, value now).
@@ -58,7 +57,7 @@ class Difference:
     def __str__(self) -> str:
         if not self:
             return f"{self.a} and {self.b} hold the same images"
-        words = {"changed": "with other bytes", "other_split": "in another split"}
+        words = {"changed": "with other bytes", "moved_split": "in another split"}
         lines, moved = [], {now for _, now in self.names["moved"]}  # named once
         for kind in KINDS:
             if count := self.counts[kind]:
@@ -78,22 +77,25 @@ class Difference:
         return "\n".join(map(name_line, lines))
 
 
-def diff(a: DatasetInfo | str | os.PathLike[str], b: DatasetInfo | str | os.PathLike[str] | None = None) -> Difference:
+def diff(
+    dataset: DatasetInfo | str | os.PathLike[str], other: DatasetInfo | str | os.PathLike[str] | None = None
+) -> Difference:
     """Compare two versions of a dataset, from their record tables.
 
     Images are matched by path, the others by the MD5 of their source; of several with the same MD5, those that keep
-    class and split first. That takes some 230 bytes of memory per image of one version.
+    class and split first. That takes some 200 bytes of memory per image of one version.
 
     Args:
-        a, b: the earlier and the later version; a single one, or the folder of all (for the newest), is compared with
-            the one before it.
+        dataset: the earlier version; if it is the only one, or the folder of all (for the newest), it is compared with
+            the version before it.
+        other: the later version.
 
     Raises:
         UsageError: one is an index of third-party files, whose records have no names; or no version is earlier.
         ImageShardsError: a record whose name is shown is corrupt.
     """
-    later = as_info(a if b is None else b)
-    versions = version_before(later) if b is None else as_info(a), later
+    given = as_info(dataset)
+    versions = (version_before(given), given) if other is None else (given, as_info(other))
     for info in versions:
         if FOREIGN_KEY in info.manifest:
             raise UsageError(f"{info.url}: its records were not written by imageshards, so they have no names")
@@ -101,21 +103,21 @@ def diff(a: DatasetInfo | str | os.PathLike[str], b: DatasetInfo | str | os.Path
     labels = {name: number for number, name in enumerate(sorted({*versions[0].classes, *versions[1].classes}))}
     found = {kind: _Found() for kind in KINDS}
     is_train, leaked = np.array([split == "train" for split in splits]), 0
-    gone, added = (_read_rows(info, splits, labels) for info in versions)
+    removed, added = (_read_rows(info, splits, labels) for info in versions)
     for same in (["name"], ["md5", "label", "split"], ["md5", "label"], ["md5"]):
-        first, second = _match(gone, added, same)
-        for kind, column in {"changed": "md5", "relabelled": "label", "other_split": "split"}.items():
-            is_different = gone[column][first] != added[column][second]
-            found[kind].add(gone[first[is_different]], added[second[is_different]])
+        first, second = _match(removed, added, same)
+        for kind, column in {"changed": "md5", "relabelled": "label", "moved_split": "split"}.items():
+            is_different = removed[column][first] != added[column][second]
+            found[kind].add(removed[first[is_different]], added[second[is_different]])
         if same != ["name"]:
-            found["moved"].add(gone[first], added[second])
-            leaked += int((is_train[gone["split"][first]] != is_train[added["split"][second]]).sum())
-        gone = np.delete(gone, first)
+            found["moved"].add(removed[first], added[second])
+            leaked += int((is_train[removed["split"][first]] != is_train[added["split"][second]]).sum())
+        removed = np.delete(removed, first)
         added = np.delete(added, second)
-    found["gone"].add(gone, gone)
+    found["removed"].add(removed, removed)
     found["added"].add(added, added)
-    names = {kind: found[kind].names(0 if kind == "gone" else 1, versions, splits) for kind in KINDS}
-    moved = list(zip(found["moved"].names(0, versions, splits), names["moved"], strict=True))
+    names = {kind: found[kind].names(0 if kind == "removed" else 1, versions) for kind in KINDS}
+    moved = list(zip(found["moved"].names(0, versions), names["moved"], strict=True))
     configuration = _different(*({**info.manifest["configuration"], "labels": None} for info in versions))
     return Difference(
         versions[0].url,
@@ -150,18 +152,19 @@ def _read_rows(info: DatasetInfo, splits: Sequence[str], labels: Mapping[str, in
     """All images of a version."""
     labels_by_id = np.array([labels[name] for name in info.classes], np.uint32)
 
-    def read(split: str, number: int) -> Rows:
-        table = info.load_table(info.splits[split].shards[number])
+    def read(split: str, shard: Shard) -> Rows:
+        table = info.load_table(shard)
         rows = np.empty(len(table["bytes"]), _ROW)
-        rows["key"], rows["name"], rows["bytes"] = table["order_key"], table["name"], table["bytes"]
+        rows["key"], rows["name"] = table["order_key"], table["name"]
         rows["md5"] = np.ascontiguousarray(table["source_md5"]).view("S16").ravel()
-        rows["label"], rows["split"], rows["shard"] = labels_by_id[table["class"]], splits.index(split), number
-        rows["offset"] = np.cumsum(table["bytes"], dtype=np.uint64) - table["bytes"]
+        rows["label"], rows["split"] = labels_by_id[table["class"]], splits.index(split)
         return rows
 
-    shards = [(name, number) for name, split in info.splits.items() for number in range(len(split.shards))]
+    shards = [(name, shard) for name, split in info.splits.items() for shard in split.shards]
     with ThreadPoolExecutor(_READS_AT_ONCE) as pool:
-        return np.concatenate(list(pool.map(read, *zip(*shards, strict=True))))
+        every = np.concatenate(list(pool.map(read, *zip(*shards, strict=True))))
+    every["number"] = np.arange(len(every))
+    return every
 
 
 def _match(before: Rows, now: Rows, columns: list[str]) -> tuple[npt.NDArray[np.intp], npt.NDArray[np.intp]]:
@@ -193,22 +196,11 @@ class _Found:
         order = np.argsort(sides[1]["key"], kind="stable")[:_NAMES]
         self._first = [rows[order] for rows in sides]
 
-    def names(self, version: int, versions: Sequence[DatasetInfo], splits: Sequence[str]) -> list[str]:
+    def names(self, version: int, versions: Sequence[DatasetInfo]) -> list[str]:
         """Their file names in the first (0) or the second (1) version, from its records."""
-        info = versions[version]
-
-        def read(row: np.void) -> str:
-            shard = info.splits[splits[row["split"]]].shards[row["shard"]]
-            path, start = info.path(shard.file), int(row["offset"])
-            try:
-                (record,) = schema.unframe(info.storage.read(path, start, start + int(row["bytes"])))
-            except (CorruptRecordError, ValueError) as error:  # the latter if the file ends before it
-                number = int(np.searchsorted(np.cumsum(info.load_table(shard)["bytes"]), start, "right"))
-                reason = error.reason if isinstance(error, CorruptRecordError) else "the file ends before this record"
-                told = CorruptRecordError(path, number, start, reason)
-                raise ImageShardsError(f"{told}; imageshards verify {info.url} finds every fault") from None
-            name = example.bytes_of(example.features_of(record)[schema.FILENAME_KEY])
-            return name.decode("utf-8", "surrogateescape")
-
-        with ThreadPoolExecutor(_READS_AT_ONCE) as pool:
-            return list(pool.map(read, self._first[version]))
+        info, (numbers, order) = versions[version], np.unique(self._first[version]["number"], return_inverse=True)
+        try:
+            names = read_filenames(info, [name for name, split in info.splits.items() if split.records], numbers)
+        except CorruptRecordError as error:
+            raise ImageShardsError(f"{error}; imageshards verify {info.url} finds every fault") from None
+        return [names[number].decode("utf-8", "surrogateescape") for number in order.tolist()]

@@ -9,34 +9,33 @@ import hashlib
 import os
 import tempfile
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
-from itertools import chain, islice
+from itertools import islice
 from pathlib import Path
 from typing import IO, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from beam_pipeline import schema, storage
+from beam_pipeline import storage
 from beam_pipeline.errors import UsageError
-from beam_pipeline.schema import canonical_json, example
+from beam_pipeline.schema import canonical_json
 from beam_pipeline.schema.exclude import ListedImage
 from beam_pipeline.schema.manifest import FOREIGN_KEY, Shard, builtins_of
 from beam_pipeline.storage.causes import translating_os_errors
 from beam_pipeline.text import first_few, name_line, plural
 from reader.example import ImageFinder
-from reader.info import MAX_WINDOW_BYTES, DatasetInfo, as_info
-from reader.machine import cpu_count
-from reader.runs import Integers, InvalidRecordError, Piece, RunReader, RunTable
-from reader.select import Selection
+from reader.info import DatasetInfo, as_info
+from reader.runs import Integers
 from reader.tables import Array
+from reader.tools.read import read_filenames, read_records
 
 _SHOWN_GROUPS, _SHOWN_PATHS = 20, 5
-_TABLES_AT_ONCE, _READS_AT_ONCE = 8, 32
-_BLOCK = 1 << 14  # records whose reads are submitted together
+_TABLES_AT_ONCE = 8
+_BLOCK = 1 << 14  # MD5s that are kept as bytes
 Rows = npt.NDArray[np.void]
 # A record that has duplicates: its number among those of all splits, the numbers of its split and its class.
 _ROW = np.dtype([("row", "<i8"), ("split", "<i4"), ("label", "<u4")])
@@ -105,13 +104,13 @@ class Duplicates:
         return "\n".join(map(name_line, lines))
 
 
-def duplicates(url: DatasetInfo | str | os.PathLike[str], out: str | os.PathLike[str] | None = None) -> Duplicates:
+def duplicates(dataset: DatasetInfo | str | os.PathLike[str], out: str | os.PathLike[str] | None = None) -> Duplicates:
     """Find the images of a dataset whose source files have the same bytes; of an index, whose stored images have.
 
     Takes about 40 bytes of memory per record; with `out`, 130 per image of a group if that is more.
 
     Args:
-        url: what `load_info` returned, or the URL.
+        dataset: what `load_info` returned, or the URL.
         out: file or URL for a list of all groups that `imageshards write --exclude` reads: JSON Lines of `ListedImage`.
             One image of a group is kept, the first path that isn't in split train, else the first; of a group with
             several labels nothing is decided.
@@ -120,7 +119,7 @@ def duplicates(url: DatasetInfo | str | os.PathLike[str], out: str | os.PathLike
         UsageError: `out` can't be written.
         ImageShardsError: the dataset has no record tables, or a file isn't what was published.
     """
-    info = as_info(url)
+    info = as_info(dataset)
     splits = [name for name, split in info.splits.items() if split.records]
     with nullcontext() if out is None else _published(os.fspath(out)) as file:
         md5s, first, rows = _group(info, splits)
@@ -240,9 +239,9 @@ def _load(info: DatasetInfo, splits: Sequence[str], records: int) -> tuple[Array
         list(pool.map(read, shards, starts))
     if is_index:
         find = ImageFinder(info.image_key, info.class_key)
-        md5s = _read(
+        md5s = read_records(
             info.run_table("+".join(splits)),
-            lambda record: hashlib.md5(find(record)[0], usedforsecurity=False).digest(),
+            lambda _, record: hashlib.md5(find(record)[0], usedforsecurity=False).digest(),
         )
         for start in range(0, records, _BLOCK):
             halves = np.frombuffer(b"".join(islice(md5s, _BLOCK)), ">u8").reshape(-1, 2)
@@ -262,39 +261,7 @@ def _read_paths(info: DatasetInfo, splits: Sequence[str], rows: Integers) -> lis
         numbers = rows - (ends - records)[places]
         pairs = zip(places.tolist(), numbers.tolist(), strict=True)
         return [f"{splits[place]}[{number}:{number + 1}]".encode() for place, number in pairs]
-    if not len(rows):
-        return []
-    mask = np.zeros(sum(records), np.bool_)
-    mask[rows] = True
-    classes = tuple(range(info.num_classes))
-    selection = Selection(len(mask), len(rows), np.packbits(mask).tobytes(), info.classes, classes)
-    table = selection.table(info, "+".join(splits))
-    return list(_read(table, lambda record: example.bytes_of(example.features_of(record)[schema.FILENAME_KEY])))
-
-
-def _read(table: RunTable, parse: Callable[[bytes], bytes]) -> Iterator[bytes]:
-    """What is parsed of each record of a table, in order; many are read at once, up to 256 MB.
-
-    Raises:
-        CorruptRecordError: names file, record and byte offset.
-    """
-    reader = RunReader(table)
-
-    def read(piece: Piece, indices: Integers) -> list[bytes]:
-        run, parsed = reader.read(piece), []
-        for index in indices.tolist():
-            try:
-                parsed.append(parse(run.record(index)))
-            except (KeyError, IndexError, ValueError) as error:
-                raise run.located(index, InvalidRecordError(f"it isn't an Example of this dataset ({error})")) from None
-        return parsed
-
-    threads = min(_READS_AT_ONCE if reader.is_remote else cpu_count(), MAX_WINDOW_BYTES // int(table.bytes.max()))
-    with ThreadPoolExecutor(max(1, threads), "reader-records") as pool:
-        for start in range(0, table.total, _BLOCK):
-            pieces, of, index = reader.pieces_of(np.arange(start, min(start + _BLOCK, table.total)))
-            indices = np.split(index, np.flatnonzero(np.diff(of)) + 1)
-            yield from chain.from_iterable(pool.map(read, pieces, indices))
+    return read_filenames(info, splits, rows)
 
 
 # --- the list

@@ -49,16 +49,16 @@ class RejectGroup:
     paths: list[str] = field(default_factory=list)
 
 
-def rejects(url: DatasetInfo | str | os.PathLike[str]) -> list[RejectGroup]:
+def rejects(dataset: DatasetInfo | str | os.PathLike[str]) -> list[RejectGroup]:
     """The rejected images of a dataset by what is wrong with them, most first.
 
     Args:
-        url: what `load_info` returned, or the URL; also of a version whose job failed for its rejects.
+        dataset: what `load_info` returned, or the URL; also of a version whose job failed for its rejects.
 
     Raises:
         ImageShardsError: rejects.jsonl isn't the file that was published.
     """
-    (info, path), groups = find_rejects(url), dict[str, RejectGroup]()
+    (info, path), groups = find_rejects(dataset), dict[str, RejectGroup]()
     if info and schema.REJECTS_FILE not in info.manifest["files"]:
         by_reason = info.manifest["rejects"]["by_reason"].items()
         groups = {reason: RejectGroup(reason.replace("_", " "), reason, count) for reason, count in by_reason}
@@ -81,9 +81,9 @@ def rejects(url: DatasetInfo | str | os.PathLike[str]) -> list[RejectGroup]:
     return sorted(groups.values(), key=lambda group: (-group.count, group.what))
 
 
-def find_rejects(url: DatasetInfo | str | os.PathLike[str]) -> tuple[DatasetInfo | None, str]:
+def find_rejects(dataset: DatasetInfo | str | os.PathLike[str]) -> tuple[DatasetInfo | None, str]:
     """A dataset and its rejects.jsonl; no dataset if a job failed for its rejects, which left the file in its state."""
-    given = url.removesuffix(f"/{schema.REJECTS_FILE}") if isinstance(url, str) else url
+    given = dataset.removesuffix(f"/{schema.REJECTS_FILE}") if isinstance(dataset, str) else dataset
     try:
         return (info := as_info(given)), info.path(schema.REJECTS_FILE)
     except NotPublishedError:

@@ -22,11 +22,11 @@ from reader.example import ImageFinder
 from reader.hosts import integer
 from reader.info import DatasetInfo, as_info
 from reader.pixels import Encoded, ImageDecoder, Pixels, decode_pixels, stored_shape, target_size
-from reader.runs import Integers, InvalidRecordError
 from reader.select import Classes, select
-from reader.tools.checks import read_records
+from reader.tools.read import checked_table, filename_of, read_records
 
-_TILE, _CAPTION, _GAP, _FONT_SIZE = 160, 32, 8, 11  # pixels; a tile is at most a square, its caption below it
+# Pixels. A tile is at most a square, with lines of text below it.
+_TILE, _LINE, _GAP, _FONT_SIZE = 160, 14, 8, 11
 
 
 class Shown(NamedTuple):
@@ -37,6 +37,7 @@ class Shown(NamedTuple):
         image: as stored.
         label: class name.
         size: (height, width) as stored, in pixels.
+        file: that the image was written from, "" if the dataset is an index.
         augmented: what `train_batches` makes of it in each epoch, from the first.
     """
 
@@ -44,11 +45,17 @@ class Shown(NamedTuple):
     image: Image.Image
     label: str
     size: tuple[int, int]
+    file: str = ""
     augmented: tuple[Image.Image, ...] = ()
+
+    def as_json(self) -> dict[str, Any]:
+        """All but the images."""
+        height, width = self.size
+        return {"record": self.number, "file": self.file, "label": self.label, "height": height, "width": width}
 
 
 def show(
-    info: DatasetInfo | str | os.PathLike[str],
+    dataset: DatasetInfo | str | os.PathLike[str],
     split: str = "train",
     *,
     count: int = 20,
@@ -58,13 +65,13 @@ def show(
     epochs: int = 4,
     classes: Classes = None,
 ) -> Image.Image:
-    """A grid of some images of a split with their labels and sizes, for a notebook or to be saved.
+    """A grid of some images of a split with their labels, sizes, record numbers and files, for a notebook.
 
     With `augment`, to the right of each image is what `train_batches` makes of it with the same `split`, `seed`,
     `augment` and `image_size`, epoch after epoch.
 
     Args:
-        info: what `load_info` returned, or the URL.
+        dataset: what `load_info` returned, or the URL.
         split: TFDS split string.
         count: how many images.
         seed: decides which, and is augmentation's.
@@ -79,16 +86,15 @@ def show(
             mixed and augmentation needs `image_size`.
         ImageShardsError: a shard is missing or truncated, or one of these records is corrupt.
     """
-    function: Any = BY_NAME.get(augment, augment) if isinstance(augment, str) else augment
-    return grid(choose(as_info(info), split, count, seed, function, image_size, epochs, classes))
+    return grid(choose(dataset, split, count, seed, augment, image_size, epochs, classes))
 
 
 def choose(
-    info: DatasetInfo,
+    dataset: DatasetInfo | str | os.PathLike[str],
     split: str,
     count: int,
     seed: int = 0,
-    augment: Augment | None = None,
+    augment: Augment | str | None = None,
     image_size: int | tuple[int, int] | None = None,
     epochs: int = 4,
     classes: Classes = None,
@@ -99,33 +105,30 @@ def choose(
     integer("epochs", epochs, 1)
     if augment is None and image_size is not None:
         raise UsageError("image_size is the size of augmented images: give augment, too")
-    decode = None
+    if isinstance(augment, str) and augment not in BY_NAME:
+        raise UsageError(f"augment {augment!r}: choose one of {', '.join(BY_NAME)}")
+    info, decode = as_info(dataset), None
+    is_foreign = FOREIGN_KEY in info.manifest
     if augment is not None:
-        size, is_foreign = target_size(info.image, image_size), FOREIGN_KEY in info.manifest
-        decode = ImageDecoder(info.image, size, augment=augment, is_foreign=is_foreign)
-    find, shown = ImageFinder(info.image_key, info.class_key), []
-    selection = select(info, split, classes)
+        function: Any = BY_NAME[augment] if isinstance(augment, str) else augment
+        size = target_size(info.image, image_size)
+        decode = ImageDecoder(info.image, size, augment=function, is_foreign=is_foreign)
+    find, selection = ImageFinder(info.image_key, info.class_key), select(info, split, classes)
+    available = range(info.records(split)) if selection is None else selection.numbers().tolist()
+    drawn = np.sort(random.Random(seed).sample(available, min(count, len(available))))
 
-    def drawn(total: int) -> Integers:
-        there = range(total) if selection is None else selection.numbers().tolist()
-        return np.sort(random.Random(seed).sample(there, min(count, len(there))))
-
-    for number, run, index in read_records(info, split, drawn):
-        record = run.record(index)
-        try:
-            encoded, label = find(record)
-            stored_shape(encoded, info.image.channels)  # which refuses a header that would take all memory
-            image = _image(decode_pixels(encoded, info.image.channels))
-            augmented = () if decode is None else _augmented(decode, encoded, number, seed, epochs)
-        except UsageError:  # of the augment
-            raise
-        except ValueError as error:  # an InvalidRecordError too
-            raise run.located(index, InvalidRecordError(str(error))) from None
+    def shown(index: int, record: bytes) -> Shown:
+        number, (encoded, label) = int(drawn[index]), find(record)
+        stored_shape(encoded, info.image.channels)  # which refuses a header that would take all memory
+        image = _image(decode_pixels(encoded, info.image.channels))
+        augmented = () if decode is None else _augmented(decode, encoded, number, seed, epochs)
         name = info.classes[label] if 0 <= label < info.num_classes else f"class {label}"
         if selection is not None and 0 <= label < info.num_classes:
             name = selection.classes[selection.labels[label]]
-        shown.append(Shown(number, image, name, (image.height, image.width), augmented))
-    return shown
+        file = "" if is_foreign else filename_of(record).decode("utf-8", "surrogateescape")
+        return Shown(number, image, name, (image.height, image.width), file, augmented)
+
+    return list(read_records(checked_table(info, split, drawn), shown))
 
 
 def _augmented(decode: ImageDecoder, encoded: Encoded, number: int, seed: int, epochs: int) -> tuple[Image.Image, ...]:
@@ -144,7 +147,7 @@ def _image(pixels: Pixels) -> Image.Image:
 
 
 def grid(records: Sequence[Shown]) -> Image.Image:
-    """One image of all, about as wide as high; below each its class, size and number in the split.
+    """One image of all, about as wide as high; below each its class, size, number in the split, and file.
 
     Augmented images are to the right of theirs, in the same row.
     """
@@ -152,28 +155,33 @@ def grid(records: Sequence[Shown]) -> Image.Image:
     return tiled(tiles, len(tiles) // len(records))
 
 
-def tiled(tiles: Sequence[tuple[Image.Image, str, str]], in_group: int = 1) -> Image.Image:
-    """One image of many, each above its title and its details; those of a group are in the same row."""
-    tiles = [(_small(image), name_line(title), name_line(details)) for image, title, details in tiles]
+def tiled(tiles: Iterable[tuple[Any, ...]], in_group: int = 1) -> Image.Image:
+    """One image of many, each above its title and further lines; those of a group are in the same row.
+
+    Args:
+        tiles: (image, title, further lines …).
+    """
+    tiles = [(_small(image), *map(name_line, lines)) for image, *lines in tiles]
     columns = max(1, round((len(tiles) / in_group**2) ** 0.5 * 1.2)) * in_group
     rows = -(-len(tiles) // columns)
     tile_height = max(image.height for image, *_ in tiles)
-    step_x, step_y = _TILE + _GAP, tile_height + _CAPTION + _GAP
+    step_x, step_y = _TILE + _GAP, tile_height + 4 + _LINE * (max(map(len, tiles)) - 1) + _GAP
     sheet = Image.new("RGB", (columns * step_x + _GAP, rows * step_y + _GAP), "white")
     draw = ImageDraw.Draw(sheet)
     try:
         font = ImageFont.truetype("DejaVuSans.ttf", _FONT_SIZE)  # if it is installed: it has the most letters
     except OSError:
         font = ImageFont.load_default(_FONT_SIZE)  # type: ignore[assignment]
-    for index, (image, title, details) in enumerate(tiles):
+    for index, (image, title, *lines) in enumerate(tiles):
         left, top = _GAP + index % columns * step_x, _GAP + index // columns * step_y
         sheet.paste(image, (left, top + tile_height - image.height))
         while draw.textlength(title, font) > _TILE:
             title = f"{title[:-2]}…"
-        while draw.textlength(details, font) > _TILE:
-            details = f"…{details[2:]}"
         draw.text((left, top + tile_height + 2), title, "black", font)
-        draw.text((left, top + tile_height + 16), details, "dimgrey", font)
+        for number, line in enumerate(lines, 1):
+            while draw.textlength(line, font) > _TILE:
+                line = f"…{line[2:]}"
+            draw.text((left, top + tile_height + 2 + _LINE * number), line, "dimgrey", font)
     return sheet
 
 
@@ -183,7 +191,7 @@ def html(title: str, read: Callable[[], Iterable[Mapping[str, Any]]]) -> str:
         shown = []
         for number, one in enumerate(read()):
             image = _image(one["image"])
-            shown.append(Shown(number, image, one["label"], (image.height, image.width)))
+            shown.append(Shown(number, image, one["label"], (image.height, image.width), one.get("filename", "")))
         out = io.BytesIO()
         grid(shown).save(out, "JPEG", quality=90)
         drawn = f'<img src="data:image/jpeg;base64,{base64.b64encode(out.getvalue()).decode()}">'
@@ -192,10 +200,10 @@ def html(title: str, read: Callable[[], Iterable[Mapping[str, Any]]]) -> str:
     return f"<p>{escape(title)}</p>{drawn}"
 
 
-def _tiles(record: Shown) -> Iterator[tuple[Image.Image, str, str]]:
-    """(image, first line, second line) of a record and of each augmented version of it."""
+def _tiles(record: Shown) -> Iterator[tuple[Any, ...]]:
+    """The image and its lines, of a record and of each augmented version of it."""
     height, width = record.size
-    yield record.image, record.label, f"{height} x {width}  record {record.number}"
+    yield record.image, record.label, f"{height} x {width}  record {record.number}", *[record.file] * bool(record.file)
     for epoch, image in enumerate(record.augmented):
         yield image, f"augmented, epoch {epoch}", f"{image.height} x {image.width}"
 

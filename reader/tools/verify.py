@@ -56,6 +56,7 @@ class Report:
         records, shards: that the manifest counts.
         decode: which images were decoded: `all`, `sample` or `none`.
         faults: in a fixed order, at most 100 a shard.
+        fix: what to do if there are any.
     """
 
     dataset: str
@@ -63,6 +64,7 @@ class Report:
     shards: int
     decode: str
     faults: tuple[Fault, ...]
+    fix: str
 
     @property
     def ok(self) -> bool:
@@ -74,12 +76,12 @@ class Report:
 
     def __str__(self) -> str:
         if self.faults:
-            return f"{plural(len(self.faults), 'fault')} in {self.dataset}"
+            return f"{plural(len(self.faults), 'fault')} in {self.dataset}; {self.fix}"
         decoded = {"all": "all images decode", "sample": "1 image in 64 decoded", "none": "no image decoded"}
         return f"OK: {plural(self.records, 'record')} in {plural(self.shards, 'shard')}, {decoded[self.decode]}"
 
 
-def verify(url: DatasetInfo | str | os.PathLike[str], *, decode: str = "all") -> Report:
+def verify(dataset: DatasetInfo | str | os.PathLike[str], *, decode: str = "all") -> Report:
     """Check a dataset to the last byte, on all cores.
 
     Every file exists with the hash, or the size and CRC-32C, that the manifest has; the run index fits the shards;
@@ -87,7 +89,7 @@ def verify(url: DatasetInfo | str | os.PathLike[str], *, decode: str = "all") ->
     image that decodes to its size; numbers of records add up.
 
     Args:
-        url: what `load_info` returned, or the URL.
+        dataset: what `load_info` returned, or the URL.
         decode: which images are decoded: `all`, `sample` (the first of each 64 records) or `none`.
 
     Returns:
@@ -100,7 +102,7 @@ def verify(url: DatasetInfo | str | os.PathLike[str], *, decode: str = "all") ->
     """
     if decode not in DECODE:
         raise UsageError(f"--decode {decode!r}: choose one of {', '.join(DECODE)}")
-    info = as_info(url)
+    info = as_info(dataset)
     shards = [shard.file for split in info.splits.values() for shard in split.shards]
     sizes = {file.path: file.bytes for file in info.storage.files(info.url)}
     shard_sizes = info.shard_storage.sizes(list(map(info.path, shards)))  # those of an index may be in any folder
@@ -110,7 +112,8 @@ def verify(url: DatasetInfo | str | os.PathLike[str], *, decode: str = "all") ->
         corrupt = {fault.file for fault in faults}
         for split in info.splits.values():
             faults += _check_split(info, split, sizes, corrupt, decode, scanners)
-    return Report(info.url, info.manifest["records"], len(shards), decode, tuple(faults))
+    fix = "make it again with imageshards index" if FOREIGN_KEY in info.manifest else "run the job again with --repair"
+    return Report(info.url, info.manifest["records"], len(shards), decode, tuple(faults), fix)
 
 
 def _of_file(file: str, what: str) -> Fault:

@@ -107,7 +107,7 @@ class Evaluation:
 
 def evaluate(
     run: Run | str | os.PathLike[str],
-    info: DatasetInfo | str | os.PathLike[str],
+    dataset: DatasetInfo | str | os.PathLike[str],
     *,
     split: str | None = None,
     classes: Classes = None,
@@ -121,7 +121,7 @@ def evaluate(
 
     Args:
         run: what `load_run` returned, or the folder or URL that `imageshards train` wrote to.
-        info: of the dataset: what `load_info` returned, or the URL.
+        dataset: what `load_info` returned, or the URL.
         split: TFDS split string; None for test, else validation, else val, else what the training was validated on.
         classes: read these classes only, or under other names, as in `train_batches`; they must be classes of the run.
             None for those of the training.
@@ -132,7 +132,7 @@ def evaluate(
         UsageError: no such run, split or class; or `out` can't be a folder.
         ImageShardsError: the training isn't finished, or the dataset can't be read.
     """
-    run, info = as_run(run), as_info(info)
+    run, info = as_run(run), as_info(dataset)
     chosen = _classes(run, info, classes)
     split, held_out = (split, None) if split else _default_split(run, info, chosen)
     batch_size = min(integer("batch_size", batch_size, 1), info.records(split))

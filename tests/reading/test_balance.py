@@ -124,7 +124,7 @@ def table_of(labels: Sequence[int], run: int = 64) -> SelectedTable:
     size = np.full(count, 16, np.uint32)
     index = (np.arange(count) % run).astype(np.uint16)
     known = {"index": index, "start": index.astype(np.uint32) * 16, "size": size, "label": np.array(labels, np.int32)}
-    return SelectedTable.of(table, table.records, **known)
+    return SelectedTable.of(table, np.arange(len(table.records)), table.records, **known)
 
 
 @pytest.mark.parametrize(

@@ -48,7 +48,7 @@ def by_hand() -> dict[str, Any]:
     relabelled.add(("ant/0002.jpg", "bee/0002.moved.jpg"))
     twins = {(f"{label}/twin.jpg", f"{label}/renamed.jpg") for label in ("ant", "bee")}
     return {
-        "gone": {"ant/0000.jpg"},
+        "removed": {"ant/0000.jpg"},
         "added": {"beetle/new.jpg"},
         "changed": {"ant/0001.jpg"},
         "moved": relabelled | twins | {("bee/0005.jpg", "bee/old/0005.jpg")},
@@ -68,7 +68,7 @@ def test_the_difference_is_that_of_a_list_made_by_hand(folder: Path, version: st
     splits = [names_of(folder / one) for one in ("1.0.0", version)]
     pairs = [(path, path) for path in splits[0].keys() & splits[1].keys()] + [*expected["moved"]]
     other_split = {after for before, after in pairs if splits[0][before] != splits[1][after]}
-    assert set(difference.names["other_split"]) == other_split and difference.leaked == len(other_split) > 0
+    assert set(difference.names["moved_split"]) == other_split and difference.leaked == len(other_split) > 0
     assert difference.classes == {"beetle": (None, 2), "cat": (2, 3)}
     assert difference.configuration == ({"seed": (0, 7)} if version == "1.2.0" else {})
 
@@ -106,10 +106,10 @@ def test_other_shares_of_the_splits_show_who_changed_split_and_nothing_else(fold
     assert make.job(folder.parent.parent / "in", tmp_path, *shares).code == 0
     difference = reader.diff(folder / "1.1.0", tmp_path / "photos" / "1.0.0")
     before, now = names_of(folder / "1.1.0"), names_of(tmp_path / "photos" / "1.0.0")
-    assert set(difference.names["other_split"]) == {path for path in now if now[path] != before[path]} > set()
+    assert set(difference.names["moved_split"]) == {path for path in now if now[path] != before[path]} > set()
     assert difference.counts == {
         **dict.fromkeys(difference.counts, 0),
-        "other_split": len(difference.names["other_split"]),
+        "moved_split": len(difference.names["moved_split"]),
     }
     assert difference.leaked == 0 and set(difference.configuration) == {"splits"}
 

@@ -167,7 +167,9 @@ def test_sparse_records_are_read_one_by_one_and_dense_ones_at_once(wanted: Any, 
     index, size = (np.arange(128) % 64).astype(np.uint16), 40_000
     rows = np.array([(0, 0, 64 * size, 64), (0, 64 * size, 64 * size, 64)], schema.RUN_DTYPE)
     known = {"start": index.astype(np.uint32) * size, "size": np.full(128, size, np.uint32), "label": index}
-    table = SelectedTable.of(RunTable.select(["shard"], rows, 0, 128), np.array([64, 64]), index=index, **known)
+    table = SelectedTable.of(
+        RunTable.select(["shard"], rows, 0, 128), np.arange(2), np.array([64, 64]), index=index, **known
+    )
     for is_remote, ranges in ((False, local), (True, remote)):
         pieces, of, at = table.pieces_of(np.array(wanted), is_remote=is_remote)
         assert [(piece.start, piece.stop, piece.records) for piece in pieces] == [

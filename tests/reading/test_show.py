@@ -36,6 +36,7 @@ def test_records_are_drawn_by_the_seed_with_label_and_size(folder: str) -> None:
     for record in shown:
         assert record.label == CLASSES[record.number % 3]
         assert record.size == (16, 16 + record.number % 5)
+        assert record.file == f"{record.label}/{record.number:06}.jpg"
     assert len(choose(info, "validation", 9)) == 2
     assert len(choose(info, "train", 130)) == 130
 
@@ -110,7 +111,7 @@ def test_python_takes_the_words_of_the_command(folder: str) -> None:
         drawn = [reader.show(folder, count=2, augment=one, image_size=16) for one in (name, function)]
         assert drawn[0].tobytes() == drawn[1].tobytes()
     for wrong in ("rotate", "none", ""):
-        with pytest.raises(UsageError, match=rf"^augment='{wrong}': give a function"):
+        with pytest.raises(UsageError, match=rf"^augment '{wrong}': choose one of {', '.join(AUGMENTS)}$"):
             reader.show(folder, augment=wrong, image_size=16)
 
 
@@ -126,7 +127,9 @@ def test_the_command_writes_a_png(folder: str, tmp_path: Path, capsys: pytest.Ca
     with Image.open(path) as drawn:
         assert drawn.width > 3 * 160
     assert main(["show", folder, "--json", "--count", "2"]) == 0
-    assert {"record", "label", "height", "width"} == set(json.loads(capsys.readouterr().out)["records"][0])
+    (first, _) = json.loads(capsys.readouterr().out)["records"]
+    assert [*first] == ["record", "file", "label", "height", "width"]
+    assert first["file"] == reader.records(folder, "train")[first["record"]]["filename"]
     assert main(["show", folder, "--count", "1", "--out", str(tmp_path / "new" / "x.png")]) == 0
     assert capsys.readouterr().out == f"1 image of train in {tmp_path / 'new' / 'x.png'}\n"
     (tmp_path / "file").write_text("mine")

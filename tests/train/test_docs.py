@@ -26,7 +26,7 @@ SHOWN = [
 
 @pytest.mark.parametrize("arguments", SHOWN)
 def test_a_command_of_the_documents_is_read(arguments: str) -> None:
-    values = parser()[0].parse_args(["train", *shlex.split(arguments)])
+    values = parser("train").parse_args(shlex.split(arguments))
     assert application_name(getattr(values, "model", "small_cnn"))
 
 
