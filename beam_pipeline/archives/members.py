@@ -1,4 +1,4 @@
-"""The files of an archive and where their bytes are, sorted by name: some 50 bytes each besides the name."""
+"""The files of an archive and where their bytes are, sorted by name: some 140 bytes each."""
 
 from __future__ import annotations
 
@@ -7,16 +7,18 @@ import zlib
 from array import array
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator
-from itertools import accumulate, islice, pairwise
-from typing import Any, NamedTuple
+from itertools import pairwise
+from typing import NamedTuple
 
 import msgspec
+import numpy as np
+import numpy.typing as npt
 
 from beam_pipeline.errors import UsageError
-from beam_pipeline.storage import Part
 
-FOLDER, LINK = 0x101, 0x102  # methods that no zip has: a folder; a link or a sparse file, which gives no image
-_COLUMNS = {"start": "Q", "stop": "Q", "size": "Q", "packed": "Q", "method": "I", "crc32": "I"}
+# Methods that no zip has: the range is the file; a folder; a link or a sparse file, which gives no image.
+PLAIN, FOLDER, LINK = 1 << 16, 2 << 16, 3 << 16
+_FACTS = 6
 _ODD = re.compile(rb"\A/|//|(\A|/)\.\.?(/|\Z)|\0")
 _TAR_FOLDER = re.compile(rb"\.tar/", re.IGNORECASE)
 
@@ -28,7 +30,7 @@ class Member(NamedTuple):
         name: its path when unpacked; a folder's ends in a slash.
         start, stop: the range of the archive that holds it, with the local header of a zip's.
         size, packed: bytes of the file; bytes as they are stored.
-        method: zip's, `Part.PLAIN`, FOLDER or LINK.
+        method: zip's, PLAIN, FOLDER or LINK.
         crc32: of the file; 0 in a tar.
     """
 
@@ -62,60 +64,58 @@ def shown(name: bytes) -> str:
 
 
 class Members:
-    """The members of one archive, by name."""
+    """The members of one archive, sorted by name.
 
-    def __init__(self, names: bytes, columns: dict[str, array[int]]) -> None:
-        self._names, self._columns = names, columns
-        self._ends = array("Q", (match.end() for match in re.finditer(b"\0", names)))
+    Args:
+        names: of the members, sorted.
+        facts: int64 [members, 6], the other attributes of `Member`.
+    """
+
+    def __init__(self, names: list[bytes], facts: npt.NDArray[np.int64]) -> None:
+        self._names, self._facts = names, facts
 
     @classmethod
     def of(cls, found: Iterable[Member], archive: str) -> Members:
         """Sort the members of an archive.
 
         Raises:
-            UsageError: two have one name, or share bytes.
+            UsageError: two have one name.
         """
-        members = sorted(found)
-        for one, other in pairwise(members):
-            if one.name == other.name and (one.method, other.method) != (FOLDER, FOLDER):
-                where = f"at bytes {one.start} and {other.start}"
-                raise UsageError(f"{archive}: two members are called {shown(one.name)}, {where}: remove one")
-        columns = {name: array(code, (getattr(member, name) for member in members)) for name, code in _COLUMNS.items()}
-        return cls(b"".join(member.name + b"\0" for member in members), columns)
-
-    def __len__(self) -> int:
-        return len(self._ends)
-
-    def name(self, number: int) -> bytes:
-        """The name of a member."""
-        return self._names[self._ends[number - 1] if number else 0 : self._ends[number] - 1]
-
-    def _first(self, name: bytes) -> int:
-        """The number of the first member that isn't before this name."""
-        return bisect_left(range(len(self)), name, key=self.name)
+        names, facts = list[bytes](), array("q")
+        for name, *numbers in found:
+            names.append(name)
+            facts.extend(numbers)
+        order = sorted(range(len(names)), key=names.__getitem__)
+        members = cls([names[number] for number in order], np.array(facts).reshape(-1, _FACTS)[order])
+        for number, (one, other) in enumerate(pairwise(members._names)):
+            if one == other and not one.endswith(b"/"):
+                where = f"at bytes {members[number].start} and {members[number + 1].start}"
+                raise UsageError(f"{archive}: two members are called {shown(one)}, {where}: remove one")
+        return members
 
     def __getitem__(self, number: int) -> Member:
-        return Member(self.name(number), *(column[number] for column in self._columns.values()))
+        return Member(self._names[number], *self._facts[number].tolist())
 
-    def is_expanded(self, archive: bytes) -> bool:
-        """Whether the members of a tar file in this archive, given with a slash, are here, or it has none."""
-        number = self._first(archive)
-        return number < len(self) and self.name(number).startswith(archive)
+    def _below(self, folder: bytes) -> range:
+        """The numbers of the members below a folder, given with its slash or as b""."""
+        end = bisect_left(self._names, folder[:-1] + b"0") if folder else len(self._names)  # 0 follows /
+        return range(bisect_left(self._names, folder), end)
+
+    def has(self, folder: bytes) -> bool:
+        """Whether there is a folder, or a tar file whose members are here."""
+        return bool(self._below(folder))
 
     def find(self, name: bytes) -> Member | None:
         """The file with this name."""
-        number = self._first(name)
-        found = self[number] if number < len(self) else None
-        return found if found and found.name == name else None
+        number = bisect_left(self._names, name)
+        return self[number] if self._names[number : number + 1] == [name] else None
 
-    def below(self, folder: bytes) -> Iterator[Member]:
-        """The files below a folder, given with its slash or as b""; those of a tar in it aren't."""
-        archive = b""
-        for number in range(self._first(folder), len(self)):
-            name = self.name(number)
-            if not name.startswith(folder):
-                return
-            if archive and name.startswith(archive):
+    def files(self, folder: bytes) -> Iterator[Member]:
+        """The files below a folder; those of a tar file in it aren't."""
+        archive = b"\0"
+        for number in self._below(folder):
+            name = self._names[number]
+            if name.startswith(archive):
                 continue
             if (match := _TAR_FOLDER.search(name, len(folder))) and self.find(name[: match.end() - 1]):
                 archive = name[: match.end()]
@@ -123,26 +123,21 @@ class Members:
                 yield self[number]
 
     def children(self, folder: bytes) -> Iterator[bytes]:
-        """The names directly in a folder, those of folders with a slash; a tar in it is a file."""
-        number = self._first(folder)
-        while number < len(self) and (name := self.name(number)).startswith(folder):
-            child, slash, _ = name[len(folder) :].partition(b"/")
-            if slash:
-                number = self._first(folder + child + b"0")  # the first behind all that begin with child/
-                if not self.find(folder + child):
-                    yield child + slash
-            else:
-                number += 1
-                if child:
-                    yield child
+        """The names directly in a folder, those of folders with a slash; a tar file is a file."""
+        numbers = self._below(folder)
+        number = numbers.start
+        while number < numbers.stop:
+            child, slash, _ = self._names[number][len(folder) :].partition(b"/")
+            number = self._below(folder + child + b"/").stop if slash else number + 1
+            if child and not (slash and self.find(folder + child)):
+                yield child + slash
 
     def encode(self) -> bytes:
         """For a file that spares the next command the listing."""
-        columns = {name: column.tobytes() for name, column in self._columns.items()}
-        return zlib.compress(msgspec.msgpack.encode((self._names, columns)), 1)
+        return zlib.compress(msgspec.msgpack.encode((self._names, self._facts.tobytes())), 1)
 
     @classmethod
     def decode(cls, data: bytes) -> Members:
-        """Raises ValueError or zlib.error."""
-        names, columns = msgspec.msgpack.decode(zlib.decompress(data), type=tuple[bytes, dict[str, bytes]])
-        return cls(names, {name: array(code, columns[name]) for name, code in _COLUMNS.items()})
+        """Raises msgspec.DecodeError or zlib.error."""
+        names, facts = msgspec.msgpack.decode(zlib.decompress(data), type=tuple[list[bytes], bytes])
+        return cls(names, np.frombuffer(facts, np.int64).reshape(len(names), _FACTS))

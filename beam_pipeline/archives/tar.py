@@ -8,18 +8,19 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator
 
-from beam_pipeline.archives.members import FOLDER, LINK, Member, shown, unpacked_name
+from beam_pipeline.archives.members import LINK, PLAIN, Member, shown, unpacked_name
 from beam_pipeline.errors import UsageError
-from beam_pipeline.storage import Part
 
 BLOCK = 512
+Read = Callable[[int, int], bytes]
+_SPARSE, _WITHOUT_DATA, _OF_NEXT = b"S", b"123456", b"LKxgVN"  # types of members; some say more of the next one
 _MAX_HEADER_BYTES = 1 << 20  # of a long name or pax records: paths have some 4 kB
+_MAX_TAIL = 1 << 20  # behind the end, where the next of two joined archives may begin
 _RECORD = re.compile(rb"(\d{1,7}) ([^=\n]+)=")
-_MAX_TAIL = 1 << 20  # of zeros behind the end, to find a second archive there
-_SHARED = rb"[^/]+(/[^/]+)?"  # a class folder, or one of a split
+_MAY_BE_A_CLASS = re.compile(rb"[^/]+(?:/[^/]+)?\.tar", re.IGNORECASE | re.DOTALL)  # or one of a split
 
 
-def members(read: Callable[[int, int], bytes], size: int, archive: str) -> Iterator[Member]:
+def members(read: Read, size: int, archive: str) -> Iterator[Member]:
     """Every member of a tar file, and after each tar file that may be a class's its members, as `a.tar/1.jpg`.
 
     Args:
@@ -28,62 +29,58 @@ def members(read: Callable[[int, int], bytes], size: int, archive: str) -> Itera
         archive: its name for messages.
 
     Raises:
-        UsageError: it is none, or truncated.
+        UsageError: it is none, or truncated, or two that were joined.
     """
     yield from _members(read, 0, size, archive, b"")
 
 
-def _members(read: Callable[[int, int], bytes], at: int, end: int, archive: str, inside: bytes) -> Iterator[Member]:
-    begin, long_name, pax, zeros = at, b"", dict[bytes, bytes](), 0
+def _members(read: Read, at: int, end: int, archive: str, inside: bytes) -> Iterator[Member]:
+    begin, long_name, pax = at, b"", dict[bytes, bytes]()
     what = f"{shown(inside)} in {archive}" if inside else archive
-    while at < end:
-        header = read(at, at + BLOCK)
-        if len(header) < BLOCK or at + BLOCK > end:
-            raise _corrupt(what, f"it ends in a header, at byte {at}")
-        if not any(header):
-            zeros, at = zeros + BLOCK, at + BLOCK
-            if zeros > _MAX_TAIL:
-                return
-            continue
-        if not _has_checksum(header):
-            if zeros:
-                return  # padding with something else than zeros, as by some tape drives
+    while any(header := read(at, min(end, at + BLOCK))):
+        if not _is_header(header):
             raise _corrupt(what, f"no header at byte {at}" if at > begin else "it doesn't begin with a header")
-        if zeros:
-            fix = "take them apart, or unpack it by tar --ignore-zeros"
-            raise UsageError(f"{what}: behind its end, at byte {at}, another tar file begins: {fix}")
         kind, data = header[156:157], at + BLOCK
+        while kind == _SPARSE and header[482 if data == at + BLOCK else 504]:  # more of a sparse file's map
+            header, data = header[:482] + read(data, data + BLOCK)[504:505] * 30, data + BLOCK
         size = int(pax[b"size"]) if pax.get(b"size", b"").isdigit() else _number(header[124:136])
-        stop = data + (0 if kind in b"123456" and kind else size)
-        at = data + -(-(stop - data) // BLOCK) * BLOCK
+        stop = data + (0 if kind in _WITHOUT_DATA else size)
         if size < 0 or stop > end:
-            raise _corrupt(what, f"it ends in member {shown(_name(header))} at byte {data - BLOCK}")
-        if kind in b"LKxgVN" and kind:
-            if size > _MAX_HEADER_BYTES:
-                raise _corrupt(what, f"the header at byte {data - BLOCK} has {size} bytes")
-            if kind == b"L":
-                long_name = read(data, stop).partition(b"\0")[0]
-            elif kind == b"x":
-                pax = _records(read(data, stop))
+            raise _corrupt(what, f"it ends in member {shown(_name(header))} at byte {at}")
+        if kind in _OF_NEXT and size > _MAX_HEADER_BYTES:
+            raise _corrupt(what, f"the header at byte {at} has {size} bytes")
+        at = data + -(-(stop - data) // BLOCK) * BLOCK
+        if kind == b"L":
+            long_name = read(data, stop).partition(b"\0")[0]
+        elif kind == b"x":
+            pax = _records(read(data, stop))
+        if kind in _OF_NEXT:
             continue
         raw = pax.get(b"path") or long_name or _name(header)
-        is_sparse = kind == b"S" or any(key.startswith(b"GNU.sparse") for key in pax)
-        long_name, pax = b"", {}
+        is_sparse, long_name = kind == _SPARSE or any(key.startswith(b"GNU.sparse") for key in pax), b""
+        pax.clear()
         is_folder = kind == b"5" or (kind == b"\0" and raw.endswith(b"/"))
         if not (name := unpacked_name(raw + b"/" * is_folder, archive)):
             continue
         name = inside + b"/" * bool(inside) + name
         if is_folder:
             yield Member(name, data, data)
-        elif kind not in (b"0", b"\0", b"7") or is_sparse:
+        elif kind in _WITHOUT_DATA + b"DM" or is_sparse:
             yield Member(name, data, data, method=LINK)
         else:
-            yield Member(name, data, stop, size, size, Part.PLAIN)
-            if not inside and name[-4:].lower() == b".tar" and re.fullmatch(_SHARED, name, re.DOTALL):
+            yield Member(name, data, stop, size, size, PLAIN)
+            if not inside and _MAY_BE_A_CLASS.fullmatch(name):
+                yield Member(name + b"/", data, data)
                 yield from _members(read, data, stop, archive, name)
+    if not header:
+        raise _corrupt(what, "it has no end")
+    for after in range(at, min(end, at + _MAX_TAIL), BLOCK):
+        if _is_header(read(after, min(end, after + BLOCK))):
+            fix = "take them apart, or unpack it by tar --ignore-zeros"
+            raise UsageError(f"{what}: behind its end, at byte {after}, another tar file begins: {fix}")
 
 
-def _has_checksum(header: bytes) -> bool:
+def _is_header(header: bytes) -> bool:
     """Whether a header's sum is what it says: of bytes, or as some wrote it, of signed ones."""
     field = header[148:156]
     try:
@@ -91,7 +88,8 @@ def _has_checksum(header: bytes) -> bool:
     except ValueError:
         return False
     total = sum(header) - sum(field) + 8 * 32
-    return expected in (total, total - 256 * sum(byte > 127 for byte in header[:148] + header[156:]))
+    is_sum = expected in (total, total - 256 * sum(byte > 127 for byte in header[:148] + header[156:]))
+    return is_sum and len(header) == BLOCK and any(header)
 
 
 def _number(field: bytes) -> int:

@@ -68,7 +68,7 @@ class Tree:
             yield from self._store(url).files(url, every_name)
             return
         archive, members, folder = found
-        for member in members.below(folder):
+        for member in members.files(folder):
             yield _listed(archive, member, len(folder))
 
     def stat(self, url: str) -> ListedFile | None:
@@ -84,7 +84,7 @@ class Tree:
         if not SUFFIX.search(name):
             return False
         found = self._within(folder_url)
-        return found is None or (name[-4:].lower() == ".tar" and found[1].is_expanded(found[2] + name.encode() + b"/"))
+        return found is None or (name[-4:].lower() == ".tar" and found[1].has(found[2] + name.encode() + b"/"))
 
     def archives(self, folder_url: str) -> frozenset[str]:
         """The names of the archives in a folder, listed once."""
@@ -105,7 +105,7 @@ class Tree:
     def is_folder(self, url: str) -> bool:
         """Whether a URL is that of an archive, or of a folder in one."""
         found = self._within(url)
-        return found is not None and (not found[2] or found[1].is_expanded(found[2]))
+        return found is not None and (not found[2] or found[1].has(found[2]))
 
     def _store(self, url: str) -> Storage:
         return storage.open_storage(url, self._deadline_s)
@@ -181,5 +181,6 @@ def _listed(archive: ListedFile, member: Member, folder_length: int) -> ListedFi
     path = member.name[folder_length:].decode("utf-8", "surrogateescape")
     if member.method == LINK:
         return ListedFile(path, 0, LINK_ETAG)
-    part = Part(archive.path, archive.generation, *member[1:3], *member[4:])
+    facts = member.packed, member.method, member.crc32
+    part = Part(archive.path, archive.generation, member.start, member.stop, *facts)
     return ListedFile(path, member.size, f"in {etag_text(archive.etag)} at {member.start}", part=part)

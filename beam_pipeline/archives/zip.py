@@ -1,127 +1,141 @@
-"""The members of a zip file, from the directory at its end: https://pkware.cachefly.net/webdocs/casestudies/APPNOTE.TXT."""
+"""The members of a zip file, by Python's zipfile from the directory at its end, and the file in a member's range."""
 
 from __future__ import annotations
 
+import io
+import stat
 import struct
+import zipfile
 import zlib
 from collections.abc import Callable, Iterator
-from itertools import pairwise
 
-from beam_pipeline.archives.members import FOLDER, LINK, Member, shown, unpacked_name
-from beam_pipeline.errors import UsageError
+from beam_pipeline.archives.members import FOLDER, LINK, PLAIN, Member, shown, unpacked_name
+from beam_pipeline.errors import ImageShardsError, Reject, UsageError
+from beam_pipeline.schema import RejectReason
+from beam_pipeline.storage import Part, Storage
 
-Read = Callable[[int, int], bytes]
-ENCRYPTED = 0x1000  # added to the method
-LOCAL_HEADER = struct.Struct("<4s5H3L2H")
-_LOCAL, _ENTRY_MAGIC = b"PK\3\4", b"PK\1\2"
-_ENTRY = struct.Struct("<4s6H3L5H2L")
-_END, _END64 = struct.Struct("<4s4H2LH"), struct.Struct("<4sQ2H2L4Q")
-_LOCATOR = struct.Struct("<4sLQL")
-_MAX_COMMENT = 0xFFFF
-_TAIL_BYTES = _MAX_COMMENT + _END.size + _END64.size + _LOCATOR.size
-_PIECE_BYTES = 64 << 20  # of the directory
-_MAX_HEADER = LOCAL_HEADER.size + 2 * 0xFFFF
-_UTF8, _IS_ENCRYPTED = 0x800, 1
+ENCRYPTED = 1 << 15  # added to the method
+_LENGTHS = struct.Struct("<26x2H")  # of a member's name and extra field, which the directory's may not be
+_HEADER_BYTES = 30
+_TAIL_BYTES = 0xFFFF + 98  # a comment, the end of the directory, and where that of a zip64 is
+_MAX_DIRECTORY_BYTES = 256 << 20  # some two million members; its size may be a lie
 _FAT, _UNIX = 0, 3
-_UNICODE_PATH, _ZIP64 = 0x7075, 1
+# What zipfile raises on bytes that it doesn't expect.
+_INVALID = (zipfile.BadZipFile, NotImplementedError, ValueError, OverflowError, OSError, EOFError, struct.error)
+_IS_ENCRYPTED, _IS_UTF8 = 1, 0x800
 
 
-def members(read: Read, size: int, archive: str) -> Iterator[Member]:
+def members(read: Callable[[int, int], bytes], size: int, archive: str) -> Iterator[Member]:
     """Every member of a zip file, in the order of their bytes.
 
     Args:
-        read: bytes [start, stop) of it.
+        read: bytes [start, stop) of it: called at most three times.
         size: of the file.
         archive: its name for messages.
 
     Raises:
         UsageError: it is none, truncated, in several parts, or members share bytes.
     """
-    begin, stop, shift = _directory(read, size, archive)
-    found = sorted(_entries(read, begin, stop, shift, archive), key=lambda member: member.start)
-    ends = [member.start for member in found[1:]] + [begin]
-    for member, end in zip(found, ends, strict=True):
-        least = member.start + LOCAL_HEADER.size + member.packed
-        if least > end or member.start < 0:
-            raise _corrupt(archive, f"{shown(member.name)} at byte {member.start} and what follows it share bytes")
-        # Behind the name comes an extra field that may differ from the directory's; then the data, maybe a descriptor.
-        yield member._replace(stop=min(end, member.start + _MAX_HEADER + member.packed))
+    try:
+        with zipfile.ZipFile(_File(read, size)) as file:
+            infos = sorted(file.infolist(), key=lambda info: info.header_offset)
+    except ImageShardsError:
+        raise
+    except _INVALID as error:
+        fix = "copy it again, or test it by unzip -t"
+        raise UsageError(f"{archive}: no zip file that can be read ({str(error)[:100]}): {fix}") from None
+    starts = [*(info.header_offset for info in infos[1:]), size][: len(infos)]
+    for info, next_start in zip(infos, starts, strict=True):
+        name, start, method = unpacked_name(_name(info), archive), info.header_offset, info.compress_type
+        if not 0 <= start <= next_start - _HEADER_BYTES - info.compress_size:
+            raise UsageError(f"{archive}: member {shown(name)} at byte {start} and the next share bytes: pack it again")
+        if name.endswith(b"/"):
+            method = FOLDER
+        elif info.create_system == _UNIX and stat.S_ISLNK(info.external_attr >> 16):
+            method = LINK
+        elif info.flag_bits & _IS_ENCRYPTED:
+            method |= ENCRYPTED
+        stop = min(next_start, start + _HEADER_BYTES + 2 * 0xFFFF + info.compress_size)
+        if name:
+            yield Member(name, start, stop, info.file_size, info.compress_size, method, info.CRC)
 
 
-def _directory(read: Read, size: int, archive: str) -> tuple[int, int, int]:
-    """(start, stop) of the directory, and how far offsets are off: by what was put before the archive."""
-    first = max(0, size - _TAIL_BYTES)
-    tail = read(first, size)
-    at = len(tail)
-    while (at := tail.rfind(b"PK\5\6", 0, at)) >= 0:
-        if at + _END.size <= len(tail):
-            _, disk, first_disk, _, entries, length, offset, comment = _END.unpack_from(tail, at)
-            if at + _END.size + comment == len(tail):
-                break
-    else:
-        raise _corrupt(archive, "it has no directory at its end")
-    stop = first + at
-    if tail[at - _LOCATOR.size : at][:4] == b"PK\6\7":
-        where = stop - _LOCATOR.size - _END64.size
-        end64 = _END64.unpack(read(where, where + _END64.size))
-        if end64[0] == b"PK\6\6":
-            disk, first_disk, length, offset, stop = *end64[4:6], *end64[8:10], where
-    if disk or first_disk:
-        raise _corrupt(archive, "it is one of several parts", "join them")
-    begin = stop - length
-    if begin < 0 or offset > begin:
-        raise _corrupt(archive, f"its directory of {length} bytes at {offset} isn't there")
-    return begin, stop, begin - offset
+def _name(info: zipfile.ZipInfo) -> bytes:
+    """A member's name as unzip writes it."""
+    if info.create_system == _UNIX and not info.flag_bits & _IS_UTF8:
+        # zipfile takes it for CP437; but on Unix and macOS it is in the bytes of the file system.
+        return info.orig_filename.partition("\0")[0].encode("cp437")
+    name = info.filename
+    return (name.replace("\\", "/") if info.create_system == _FAT and "/" not in name else name).encode()
 
 
-def _entries(read: Read, begin: int, stop: int, shift: int, archive: str) -> Iterator[Member]:
-    data, at = b"", 0
-    while begin < stop or at < len(data):
-        if len(data) - at < _ENTRY.size + 3 * 0xFFFF and begin < stop:
-            end = min(stop, begin + _PIECE_BYTES)
-            data, at, begin = data[at:] + read(begin, end), 0, end
-        if len(data) - at < _ENTRY.size or data[at : at + 4] != _ENTRY_MAGIC:
-            raise _corrupt(archive, "its directory is corrupt")
-        (_, made_by, _, flags, method, _, _, crc32, packed, size, name_length, extra_length, comment, *_, mode, start) = (
-            _ENTRY.unpack_from(data, at)
-        )
-        name_at = at + _ENTRY.size
-        raw = data[name_at : name_at + name_length]
-        extra = data[name_at + name_length : name_at + name_length + extra_length]
-        at = name_at + name_length + extra_length + comment
-        if at > len(data):
-            raise _corrupt(archive, "its directory is corrupt")
-        name, fields = _name(raw, flags, made_by >> 8, extra), _extra(extra)
-        if wide := fields.get(_ZIP64, b""):
-            values = [value for (value,) in struct.iter_unpack("<Q", wide[: len(wide) // 8 * 8])]
-            size, packed, start = (
-                values.pop(0) if value == 0xFFFFFFFF and values else value for value in (size, packed, start)
-            )
-        if not (name := unpacked_name(name, archive)):
-            continue
-        is_link = made_by >> 8 == _UNIX and mode >> 16 & 0o170000 == 0o120000
-        method |= ENCRYPTED * (flags & _IS_ENCRYPTED)
-        kind = FOLDER if name.endswith(b"/") else LINK if is_link else method
-        yield Member(name, start + shift, 0, size, packed, kind, crc32)
+class _File(io.RawIOBase):
+    """What zipfile reads from: its end, kept, and the directory before."""
+
+    def __init__(self, read: Callable[[int, int], bytes], size: int) -> None:
+        self._read, self._size, self._position = read, size, 0
+        self._tail_start = max(0, size - _TAIL_BYTES)
+        self._tail = read(self._tail_start, size)
+
+    def seekable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._position
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        self._position = offset + {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self._size}[whence]
+        if self._position < 0:
+            raise OSError("truncated")
+        return self._position
+
+    def read(self, size: int = -1) -> bytes:
+        start = self._position
+        stop = self._position = self._size if size < 0 else min(self._size, start + size)
+        if start >= self._tail_start:
+            return self._tail[start - self._tail_start : stop - self._tail_start]
+        if stop - start > _MAX_DIRECTORY_BYTES:
+            raise ValueError(f"a directory of {stop - start} bytes, at most {_MAX_DIRECTORY_BYTES} are read")
+        return self._read(start, stop)
 
 
-def _name(raw: bytes, flags: int, host: int, extra: bytes) -> bytes:
-    """A member's name in UTF-8, with the separators that unzip gives it."""
-    if not (flags & _UTF8) and not raw.isascii():
-        field = _extra(extra).get(_UNICODE_PATH, b"")
-        is_of_name = field[:1] == b"\1" and field[1:5] == zlib.crc32(raw).to_bytes(4, "little")
-        raw = field[5:] if is_of_name else raw.decode("cp437").encode()
-    return raw.replace(b"\\", b"/") if host == _FAT and b"/" not in raw else raw
+def read_part(store: Storage, part: Part, size: int) -> bytes:
+    """The bytes of a file in a zip or tar; read again if its CRC isn't that of the directory: a bit may have flipped.
+
+    Args:
+        store: of the archive.
+        part: the range, as listed.
+        size: of the file, as listed.
+
+    Raises:
+        FileNotFoundError: the archive is gone.
+        Reject: it is another one than was listed, or the member can't be unpacked.
+    """
+    if part.method & ENCRYPTED:
+        raise Reject(RejectReason.UNSUPPORTED, "encrypted in its zip file")
+    if part.method not in (PLAIN, zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+        raise Reject(RejectReason.UNSUPPORTED, f"compressed in its zip file by method {part.method}")
+    for _ in range(2):
+        data = store.read_if(part.url, part.start, part.stop, part.generation) if size else b""
+        if data is None:
+            raise Reject(RejectReason.CHANGED, "its archive isn't the one that was listed")
+        if part.method == PLAIN:
+            return bytes(data)
+        file = _unpacked(part, bytes(data), size)
+        if len(file) == size and zlib.crc32(file) == part.crc32:
+            return file
+    raise Reject(RejectReason.DECODE_ERROR, "corrupt in its zip file: not the size and CRC-32 of the directory")
 
 
-def _extra(extra: bytes) -> dict[int, bytes]:
-    """The extra fields of an entry, by kind."""
-    fields = {}
-    while len(extra) >= 4:
-        kind, length = struct.unpack_from("<2H", extra)
-        fields[kind], extra = extra[4 : 4 + length], extra[4 + length :]
-    return fields
-
-
-def _corrupt(archive: str, why: str, fix: str = "copy it again, or test it by unzip -t") -> UsageError:
-    return UsageError(f"{archive}: no valid zip file, {why}: {fix}")
+def _unpacked(part: Part, data: bytes, size: int) -> bytes:
+    """The file in a member's range, with its header; not all of it if that is more than `size` bytes."""
+    if len(data) < _HEADER_BYTES:
+        return b""
+    begin = _HEADER_BYTES + sum(_LENGTHS.unpack_from(data))
+    packed = data[begin : begin + part.packed]
+    if part.method == zipfile.ZIP_STORED:
+        return packed
+    try:
+        return zlib.decompressobj(-zlib.MAX_WBITS).decompress(packed, size + 1)
+    except zlib.error:
+        return b""

@@ -15,7 +15,7 @@ from typing import Generic, NamedTuple
 import google_crc32c
 
 from beam_pipeline import images, storage
-from beam_pipeline.archives.unpack import read_part
+from beam_pipeline.archives.zip import read_part
 from beam_pipeline.config import Config
 from beam_pipeline.conversion.pool import Result, shared_pool
 from beam_pipeline.errors import ImageShardsError, Reject

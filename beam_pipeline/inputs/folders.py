@@ -215,10 +215,8 @@ def split_word(name: str) -> str | None:
     return match and (match[1] or match[2] or "validation").lower()
 
 
-def folder_names(
-    config: Config, prefix: str, summary: ListingSummary, archives: list[str] | None = None
-) -> list[str]:
-    """Names of the visible folders directly inside one of the input, sorted; the archives' go to `archives`, if given."""
+def folder_names(config: Config, prefix: str, summary: ListingSummary, archives: list[str] | None = None) -> list[str]:
+    """Names of the visible folders directly inside one of the input, sorted; archives go to `archives`, if given."""
     url = storage.join(config.input, prefix[:-1]) if prefix else config.input
     folders, tree = [], archives_tree(config)
     for name in tree.names(url):

@@ -111,7 +111,7 @@ class Part(NamedTuple):
         url, generation: of the archive, as it was listed.
         start, stop: the range.
         packed: how many of its bytes are the file's.
-        method: zip's method of compression, or PLAIN: then the range is the file.
+        method: zip's method of compression, or `archives.members.PLAIN`.
         crc32: of the file, for a zip's.
     """
 
@@ -122,8 +122,6 @@ class Part(NamedTuple):
     packed: int
     method: int
     crc32: int
-
-    PLAIN = 0x100
 
 
 class ListedFile(NamedTuple):
@@ -169,9 +167,9 @@ class Storage(ABC):
         A storage may fill `out`, of at least stop - start bytes, and return the filled part of it.
         """
 
-    @abstractmethod
     def read_if(self, url: str, start: int, stop: int, generation: str) -> Data | None:
         """The same bytes of the file if it has this `generation`, of a listing; None if it has another one by now."""
+        raise NotImplementedError
 
     def read(self, url: str, start: int = 0, stop: int | None = None) -> bytes:
         """The same as bytes."""

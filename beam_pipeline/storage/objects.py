@@ -261,7 +261,7 @@ def _aws_profile() -> dict[str, Any]:
 
 
 def _received(store: Any, name: str, start: int, stop: int | None) -> tuple[Any, Any]:
-    """A complete body, and the object's metadata. `get_range` would cost twice the CPU, and its reply doesn't have the object's size."""
+    """A complete body and the object's metadata, which `get_range` lacks; it would also cost twice the CPU."""
     span: Any = {"offset": start} if stop is None else (start, stop)
     try:
         reply = obstore.get(store, name, options={"range": span})
