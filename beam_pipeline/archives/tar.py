@@ -88,8 +88,9 @@ def _is_header(header: bytes) -> bool:
     except ValueError:
         return False
     total = sum(header) - sum(field) + 8 * 32
-    is_sum = expected in (total, total - 256 * sum(byte > 127 for byte in header[:148] + header[156:]))
-    return is_sum and len(header) == BLOCK and any(header)
+    if expected != total and expected != total - 256 * sum(byte > 127 for byte in header[:148] + header[156:]):
+        return False
+    return len(header) == BLOCK and expected > 8 * 32
 
 
 def _number(field: bytes) -> int:

@@ -8,7 +8,7 @@ import re
 import sys
 import threading
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import Future
 from contextlib import suppress
 from typing import IO
@@ -18,6 +18,7 @@ import msgspec
 from beam_pipeline import storage
 from beam_pipeline.archives import tar, zip
 from beam_pipeline.archives.members import FOLDER, LINK, Member, Members
+from beam_pipeline.archives.tar import Read
 from beam_pipeline.config import Config
 from beam_pipeline.errors import MissingFileError
 from beam_pipeline.storage import ListedFile, Part, Storage, etag_text
@@ -27,7 +28,7 @@ SUFFIX = re.compile(r"\.(zip|tar)\Z", re.IGNORECASE)
 _WITHIN = re.compile(r"\.(?:zip|tar)(?=/|\Z)", re.IGNORECASE)
 _BLOCK_BYTES, _LOCAL_BLOCK_BYTES, _HEADER_BYTES = 8 << 20, 4 << 10, 16 << 10
 _MIN_HOP_BYTES = 2 << 20  # a request takes as long as reading so much
-_ANNOUNCED_BYTES = 1 << 30
+_SAVED_BYTES, _ANNOUNCED_BYTES = 64 << 20, 1 << 30
 LINK_ETAG = "link"
 
 
@@ -139,8 +140,9 @@ class Tree:
             return Members.of(zip.members(functools.partial(store.read, url), file.bytes, url), url)
         if not store.is_remote:
             with store.open(url) as opened:
-                read = _Blocks(lambda start, stop: _at(opened, start, stop), file.bytes, _LOCAL_BLOCK_BYTES)
-                return Members.of(tar.members(read, file.bytes, url), url)
+                return self._of_tar(file, lambda start, stop: _at(opened, start, stop), _LOCAL_BLOCK_BYTES)
+        if file.bytes < _SAVED_BYTES:
+            return self._of_tar(file, functools.partial(store.read, url), _BLOCK_BYTES)
         name = hashlib.blake2b(f"{url} {file.generation}".encode(), digest_size=16).hexdigest()
         saved = storage.join(self._saved_url, f"{name}.members")
         states = self._store(saved)
@@ -149,16 +151,18 @@ class Tree:
         if file.bytes > _ANNOUNCED_BYTES:
             what = f"{url}: reading its headers, once: up to {size_text(file.bytes)}"
             print_line(f"{what} (50 MB/s: {file.bytes / 50e6 / 60:,.0f} minutes)", sys.stderr)
-        blocks = _Blocks(lambda start, stop: store.read(url, start, stop), file.bytes, _BLOCK_BYTES)
-        members = Members.of(tar.members(blocks, file.bytes, url), url)
+        members = self._of_tar(file, functools.partial(store.read, url), _BLOCK_BYTES)
         states.write(saved, members.encode())
         return members
+
+    def _of_tar(self, file: ListedFile, read: Read, block_bytes: int) -> Members:
+        return Members.of(tar.members(_Blocks(read, file.bytes, block_bytes), file.bytes, file.path), file.path)
 
 
 class _Blocks:
     """Reads a file from start to end in large requests; small ones where much is hopped over."""
 
-    def __init__(self, read: Callable[[int, int], bytes], size: int, block_bytes: int) -> None:
+    def __init__(self, read: Read, size: int, block_bytes: int) -> None:
         self._read, self._size, self._block_bytes = read, size, block_bytes
         self._start, self._data = 0, b""
 

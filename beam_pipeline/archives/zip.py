@@ -38,13 +38,13 @@ def members(read: Callable[[int, int], bytes], size: int, archive: str) -> Itera
     """
     try:
         with zipfile.ZipFile(_File(read, size)) as file:
-            infos = sorted(file.infolist(), key=lambda info: info.header_offset)
+            infos, end = sorted(file.infolist(), key=lambda info: info.header_offset), file.start_dir
     except ImageShardsError:
         raise
     except _INVALID as error:
         fix = "copy it again, or test it by unzip -t"
         raise UsageError(f"{archive}: no zip file that can be read ({str(error)[:100]}): {fix}") from None
-    starts = [*(info.header_offset for info in infos[1:]), size][: len(infos)]
+    starts = [*(info.header_offset for info in infos[1:]), end][: len(infos)]
     for info, next_start in zip(infos, starts, strict=True):
         name, start, method = unpacked_name(_name(info), archive), info.header_offset, info.compress_type
         if not 0 <= start <= next_start - _HEADER_BYTES - info.compress_size:

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from beam_pipeline.archives import tree
 from beam_pipeline.config import Config
 from beam_pipeline.conversion.fetch import _fetch
 from beam_pipeline.errors import Reject, UsageError
@@ -308,7 +309,10 @@ def test_an_archive_that_was_replaced_after_the_listing_gives_rejects_and_never_
         assert (reject.value.reason, reject.value.detail) == ("changed", "its archive isn't the one that was listed")
 
 
-def test_a_remote_zip_is_listed_in_three_requests_and_a_tar_once(gcs: Gcs, tmp_path: Path) -> None:
+def test_a_remote_zip_is_listed_in_three_requests_and_a_large_tar_is_read_once(
+    gcs: Gcs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tree, "_SAVED_BYTES", 1 << 20)
     bucket = gcs.new_bucket()
     files = {f"c{number % 9}/{number}.jpg": b"x" for number in range(3000)}
     gcs.put(bucket, "in.zip", pack.zipped(files))
