@@ -15,6 +15,7 @@ from typing import Generic, NamedTuple
 import google_crc32c
 
 from beam_pipeline import images, storage
+from beam_pipeline.archives.zip import read_part
 from beam_pipeline.config import Config
 from beam_pipeline.conversion.pool import Result, shared_pool
 from beam_pipeline.errors import ImageShardsError, Reject
@@ -133,8 +134,11 @@ def _fetch(config: Config, options: images.ImageOptions, ref: ImageRef) -> bytes
         Reject: it is too large or missing.
     """
     images.check_size(ref.source_bytes, options)
-    url = image_url(config, ref.path)
+    url = ref.part.url if ref.part else image_url(config, ref.path)
     try:
+        if ref.part:
+            images.check_size(ref.part.stop - ref.part.start, options)
+            return read_part(storage.open_storage(url, config.io_deadline), ref.part, ref.source_bytes)
         return storage.open_storage(url, config.io_deadline).read(url)  # a manifest's row may be in another store
     except (FileNotFoundError, IsADirectoryError):
         raise Reject(RejectReason.VANISHED, "not found") from None

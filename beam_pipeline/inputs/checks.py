@@ -8,6 +8,7 @@ from collections import Counter
 from itertools import chain, islice
 
 from beam_pipeline import storage
+from beam_pipeline.archives.tree import tree
 from beam_pipeline.config import Config, wrong
 from beam_pipeline.errors import UsageError
 from beam_pipeline.inputs.folders import (
@@ -27,11 +28,12 @@ from beam_pipeline.inputs.references import check_forms, class_name
 from beam_pipeline.text import first_few, plural
 
 _MAX_FILES_READ = 1000  # of a listing, for an input without class folders
-_ARCHIVES = (".tar", ".tar.gz", ".tgz", ".zip")
+# Archives without random access to their files.
+_COMPRESSED = (".tar.gz", ".tgz", ".tar.bz2", ".tbz2", ".tar.xz", ".txz", ".tar.zst", ".7z", ".rar")
 # What the level of the classes is judged by: so many class folders, and a page of files in each.
 _FOLDERS_SEEN, _FILES_SEEN, _MAX_LEVELS = 16, 1000, 8
 _MAX_STRAYS = 10  # images next to sub-folders that hold the others; a folder with that many is a class
-_UNPACK_EACH = 'for f in *.tar; do mkdir "${f%.tar}" && tar -xf "$f" -C "${f%.tar}"; done'
+_UNPACK_EACH = 'for f in *.*; do mkdir "${f%%.*}" && tar -xf "$f" -C "${f%%.*}"; done'
 
 
 def check_input(config: Config) -> None:
@@ -45,9 +47,9 @@ def check_input(config: Config) -> None:
             raise UsageError(f"--manifest {config.manifest!r}: it has a header but no row; add a row for each image")
         return
     summary = ListingSummary()
-    if config.input.lower().endswith(_ARCHIVES) and os.path.isfile(config.input):
+    if config.input.lower().endswith(_COMPRESSED) and os.path.isfile(config.input):
         raise wrong("--input", config.input, _how_to_unpack(config.input))
-    if storage.is_local(config.input) and not os.path.isdir(config.input):
+    if storage.is_local(config.input) and not os.path.isdir(config.input) and not tree(config).is_folder(config.input):
         what = "a file, not a folder" if os.path.exists(config.input) else "no such folder"
         raise wrong("--input", config.input, what)
     try:
@@ -55,7 +57,7 @@ def check_input(config: Config) -> None:
     except FileNotFoundError:
         raise wrong("--input", config.input, "no such bucket") from None
     if not folders:
-        is_archive = config.input.lower().endswith(_ARCHIVES) and not storage.is_local(config.input)
+        is_archive = config.input.lower().endswith(_COMPRESSED) and not storage.is_local(config.input)
         why = _how_to_unpack(config.input) if is_archive else _why_no_classes(config, summary)
         raise wrong("--input", config.input, why)
     labels = sorted({folder.label for folder in folders})
@@ -70,8 +72,8 @@ def check_input(config: Config) -> None:
             f"{plural(summary.suffixes.total(), 'file')} without an image suffix, {summary.hidden} hidden); "
             f"images end in {', '.join(sorted(config.extensions))}, or give --extensions any"
         )
-        if tars := summary.suffixes[".tar"]:
-            what = f"{plural(tars, '.tar file')} in its folders instead of images; unpack each: {_UNPACK_EACH}"
+        if packed := _packed(summary):
+            what = f"{packed} in its folders instead of images; unpack each"
         raise wrong("--input", config.input, what)
 
 
@@ -81,7 +83,10 @@ def _check_level(config: Config, folders: list[ClassFolder]) -> bool:
     At most some 50 requests; 2 for most inputs, whose images lie directly in their class folders. Returns whether an
     image was seen there.
     """
-    names, prefixes = [folder.prefix[:-1] for folder in folders], [folder.prefix for folder in folders[:_FOLDERS_SEEN]]
+    names, prefixes = (
+        [folder.unpacked[:-1] for folder in folders],
+        [folder.prefix for folder in folders[:_FOLDERS_SEEN]],
+    )
     words = {split_word(name) for name in names[:_FOLDERS_SEEN]}
     of_splits, if_classes = config.layout == "split_class_folders", "if they are classes give --folders_are_classes"
     as_splits = f"give --layout split_class_folders{as_split_folders(names[:_FOLDERS_SEEN])}; {if_classes}"
@@ -138,26 +143,33 @@ def _sub_folders(config: Config, prefix: str) -> set[str] | None:
 
 def _first_images(config: Config, url: str) -> tuple[list[str], bool]:
     """The images among a page of the files below a folder, and whether these are all."""
-    files = [file.path for file in islice(storage.open_storage(url, config.io_deadline).files(url), _FILES_SEEN)]
+    files = [file.path for file in islice(tree(config).files(url), _FILES_SEEN)]
     return [path for path in files if why_skipped(path, config.extensions) is None], len(files) < _FILES_SEEN
+
+
+def _packed(summary: ListingSummary) -> str:
+    """How many files are archives that can't be read where they are; "" if none is."""
+    endings = {ending[ending.rindex(".") :] for ending in _COMPRESSED} | {".tar", ".zip"}
+    suffix, count = max(((ending, summary.suffixes[ending]) for ending in sorted(endings)), key=lambda item: item[1])
+    return plural(count, f"{suffix} file") if count else ""
 
 
 def _how_to_unpack(url: str) -> str:
     is_here = storage.is_local(url)
     file = shlex.quote(url) if is_here else "FILE"
-    command = f"unzip {file} -d DIR" if url.lower().endswith(".zip") else f"tar -xf {file} -C DIR"
+    commands = {".7z": f"7z x {file} -oDIR", ".rar": f"unrar x {file} DIR/"}
+    command = commands.get(os.path.splitext(url)[1].lower(), f"tar -xf {file} -C DIR")
     copied = "" if is_here else "copy it to this machine, "
-    return f"an archive, not a folder; {copied}unpack it and give the folder: {command}"
+    return f"an archive that can't be read in place; {copied}unpack it and give the folder: {command}"
 
 
 def _why_no_classes(config: Config, summary: ListingSummary) -> str:
     """The expected layout, what is there instead, and the likely reason."""
     of_splits = config.layout == "split_class_folders"
     wanted = "DIR/SPLIT/CLASS/image.jpg" if of_splits else "DIR/CLASS/image.jpg"
-    store = storage.open_storage(config.input, config.io_deadline)
-    if tars := summary.suffixes[".tar"]:
-        return f"{plural(tars, '.tar file')} instead of class folders; unpack each: {_UNPACK_EACH}"
-    files = [file.path for file in islice(store.files(config.input), _MAX_FILES_READ)]
+    if packed := _packed(summary):
+        return f"{packed} instead of class folders; unpack each: {_UNPACK_EACH}"
+    files = [file.path for file in islice(tree(config).files(config.input), _MAX_FILES_READ)]
     direct = sum("/" not in path and why_skipped(path, config.extensions) is None for path in files)
     parent, _, name = config.input.rpartition("/")
     if direct and parent and not parent.endswith("/") and not of_splits:

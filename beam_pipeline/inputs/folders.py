@@ -9,12 +9,14 @@ import re
 from array import array
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator
-from itertools import chain
+from itertools import chain, pairwise
 from typing import NamedTuple
 
 from msgspec import UNSET, UnsetType
 
 from beam_pipeline import storage
+from beam_pipeline.archives.tree import LINK_ETAG, SUFFIX
+from beam_pipeline.archives.tree import tree as archives_tree
 from beam_pipeline.config import ANY, Config
 from beam_pipeline.errors import UsageError
 from beam_pipeline.images.formats import EXTENSIONS
@@ -36,7 +38,7 @@ from beam_pipeline.schema import NAME_PATTERN
 from beam_pipeline.schema.job import Excluded, ReferenceSum, Skipped
 
 # Kinds of skipped files, as `Skipped` names them.
-HIDDEN, HIDDEN_IMAGES, HIDDEN_FOLDERS = "hidden", "hidden_images", "hidden_folders"
+HIDDEN, HIDDEN_IMAGES, HIDDEN_FOLDERS, LINKS = "hidden", "hidden_images", "hidden_folders", "links"
 OUTSIDE_CLASSES, OTHER_SUFFIX = "outside_classes", "suffixes"
 _MAX_SUFFIXES = 20  # counted one by one: each file may have a different one
 # Folders that systems keep for themselves, in lower case: Synology, QNAP, NetApp, Windows, macOS, fsck, Python.
@@ -87,12 +89,12 @@ class ListingSummary:
     @property
     def hidden(self) -> int:
         """How many files and class folders are hidden: by their name, or that of a folder above."""
-        return self.counts.total() - self.counts[OUTSIDE_CLASSES]
+        return self.counts.total() - self.counts[OUTSIDE_CLASSES] - self.counts[LINKS]
 
     @property
     def skipped(self) -> Skipped:
         """The skipped files by kind."""
-        kinds = (HIDDEN, HIDDEN_IMAGES, HIDDEN_FOLDERS, OUTSIDE_CLASSES)
+        kinds = (HIDDEN, HIDDEN_IMAGES, HIDDEN_FOLDERS, LINKS, OUTSIDE_CLASSES)
         return Skipped(**{kind: self.counts[kind] for kind in kinds}, suffixes=dict(self.suffixes))
 
     def add(self, refs: list[ImageRef]) -> None:
@@ -134,17 +136,19 @@ def smallest(refs: Iterable[ImageRef]) -> list[ImageRef]:
 
 
 class ClassFolder(NamedTuple):
-    """One folder whose images share a class.
+    """One folder, or archive, whose images share a class.
 
     Attributes:
         prefix: its path relative to the input, with a slash at the end.
         label: class name.
         split: its split, or None if a hash decides.
+        unpacked: its path when every archive is unpacked into a folder of its name.
     """
 
     prefix: str
     label: str
     split: str | None
+    unpacked: str
 
 
 def class_folders(config: Config, summary: ListingSummary) -> list[ClassFolder]:
@@ -154,17 +158,37 @@ def class_folders(config: Config, summary: ListingSummary) -> list[ClassFolder]:
         FileNotFoundError: there is no such bucket.
         UsageError: a folder's name can't be a split or a class, or two names are one.
     """
-    spelled, names = labels_spelling(config), folder_names(config, "", summary)
+    spelled, tops = labels_spelling(config), _class_level(config, "", summary)
     if config.layout == "class_folders":
-        folders = [ClassFolder(f"{name}/", class_name(name), None) for name in names]
+        folders = [ClassFolder(f"{file}/", class_name(name), None, f"{name}/") for name, file in tops.items()]
     else:
         folders = [
-            ClassFolder(f"{top}/{name}/", class_name(name), split)
-            for top, split in _splits_of(config, names).items()
-            for name in folder_names(config, f"{top}/", summary)
+            ClassFolder(f"{tops[top]}/{file}/", class_name(name), split, f"{top}/{name}/")
+            for top, split in _splits_of(config, list(tops)).items()
+            for name, file in _class_level(config, f"{tops[top]}/", summary).items()
         ]
     check_forms(folder.label for folder in folders)
     return [folder._replace(label=spelled(folder.label)) for folder in folders]
+
+
+def _class_level(config: Config, prefix: str, summary: ListingSummary) -> dict[str, str]:
+    """Name → the folder of that name, or the archive that is unpacked into it; sorted.
+
+    Raises:
+        UsageError: archives next to folders, probably what was unpacked from them: every image would be there twice.
+    """
+    archives: list[str] = []
+    names = folder_names(config, prefix, summary, archives)
+    if names and archives:
+        raise UsageError(
+            f"--input {config.input!r}: archive {prefix + archives[0]!r} is next to folder {prefix + names[0]!r}: "
+            "move away the archives, or the folders that were unpacked from them"
+        )
+    level = {name: name for name in names} | {SUFFIX.sub("", name): name for name in archives}
+    if len(level) < len(names) + len(archives):
+        one, other = next(pair for pair in pairwise(archives) if len({SUFFIX.sub("", name) for name in pair}) == 1)
+        raise UsageError(f"--input {config.input!r}: archives {one!r} and {other!r} are one class: keep one")
+    return level
 
 
 def _splits_of(config: Config, names: list[str]) -> dict[str, str]:
@@ -191,12 +215,14 @@ def split_word(name: str) -> str | None:
     return match and (match[1] or match[2] or "validation").lower()
 
 
-def folder_names(config: Config, prefix: str, summary: ListingSummary) -> list[str]:
-    """Names of the visible folders directly inside one of the input, sorted."""
+def folder_names(config: Config, prefix: str, summary: ListingSummary, archives: list[str] | None = None) -> list[str]:
+    """Names of the visible folders directly inside one of the input, sorted; archives go to `archives`, if given."""
     url = storage.join(config.input, prefix[:-1]) if prefix else config.input
-    folders = []
-    for name in storage.open_storage(url, config.io_deadline).names(url):
-        if not name.endswith("/"):
+    folders, tree = [], archives_tree(config)
+    for name in tree.names(url):
+        if archives is not None and not _is_hidden(name) and tree.is_archive(url, name):
+            archives.append(name)
+        elif not name.endswith("/"):
             summary.skip(why_skipped(name, config.extensions) or OUTSIDE_CLASSES, name)
         elif _is_hidden(name):
             summary.skip(HIDDEN_FOLDERS, name)
@@ -208,13 +234,14 @@ def folder_names(config: Config, prefix: str, summary: ListingSummary) -> list[s
 def list_images(config: Config, folder: ClassFolder, summary: ListingSummary) -> Iterator[ImageRef]:
     """The images below one class folder, at any depth, streamed; other files are counted in `summary`."""
     make, suffixes = ref_maker(config), config.extensions
-    store = storage.open_storage(config.input, config.io_deadline)
+    tree = archives_tree(config)
     # With every name, a broken link becomes a reject when it is read, instead of vanishing silently.
-    for file in store.files(storage.join(config.input, folder.prefix.rstrip("/")), every_name=True):
-        if why := why_skipped(file.path, suffixes):
+    for file in tree.files(storage.join(config.input, folder.prefix.rstrip("/")), every_name=True):
+        if why := why_skipped(file.path, suffixes) or (LINKS if file.etag == LINK_ETAG else None):
             summary.skip(why, file.path)
         else:
-            yield make(folder.prefix + file.path, file.bytes, file.etag, folder.label, folder.split)
+            path = folder.unpacked + file.path
+            yield make(path, file.bytes, file.etag, folder.label, folder.split, part=file.part)
 
 
 def all_images(config: Config) -> Iterator[ImageRef]:

@@ -16,10 +16,11 @@ import os
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from itertools import islice
+from itertools import chain, islice
 from typing import Any
 
 from beam_pipeline import storage
+from beam_pipeline.archives.tree import tree
 from beam_pipeline.config import Config, feature_columns, name_and_type
 from beam_pipeline.errors import UsageError
 from beam_pipeline.inputs.references import ImageRef, class_name, image_url, labels_spelling, ref_maker
@@ -175,6 +176,9 @@ class _RowParser:
         self._spelled = labels_spelling(config)
         self._known = frozenset(config.header)
         headings = {name_and_type(heading)[0]: heading for heading in config.header}
+        self._tree, top = tree(config), config.input
+        # Then each row's size, given or not, is that of the member.
+        self._has_archives = storage.is_local(top) and (self._tree.is_folder(top) or bool(self._tree.archives(top)))
         self._features = [(headings[column.name], column, _encoder(column)) for column in config.columns]
 
     def parse(self, cells: list[str] | dict[str, Any]) -> ImageRef:
@@ -195,13 +199,14 @@ class _RowParser:
             _read(cells, heading, column.name, f"{column.dtype}{'[]' * column.list}", encode)
             for heading, column, encode in self._features
         )
-        if size == _UNKNOWN_SIZE and storage.is_local(url):
-            file = storage.open_storage(url).stat(url)
-            size, etag = (file.bytes, etag or file.etag) if file else (0, etag)
+        part = None
+        if storage.is_local(url) and (size == _UNKNOWN_SIZE or self._has_archives):
+            file = self._tree.stat(url) or self._tree.stat(self._tree.packed(self._config.input, url))
+            size, etag, part = (file.bytes, etag or file.etag, file.part) if file else (0, etag, None)
         elif size == _UNKNOWN_SIZE and storage.scheme_of(url) == "http":
             raise ValueError(f"{url} needs its size, which http:// and https:// don't list: give it in a column bytes")
         # Relative even if the row holds the full URL.
-        return self._make(url.removeprefix(f"{self._config.input}/"), size, etag, label, split, features)
+        return self._make(url.removeprefix(f"{self._config.input}/"), size, etag, label, split, features, part)
 
     def _label(self, cell: Any) -> str:
         label = self._spelled(class_name(cell, "label"))
@@ -328,7 +333,7 @@ def folder_to_list(config: Config, ref: ImageRef) -> str | None:
 
     That is the first folder below the input, or below the bucket of another input: few listings, however many rows.
     """
-    if ref.source_bytes != _UNKNOWN_SIZE:
+    if ref.part or (ref.source_bytes != _UNKNOWN_SIZE and not tree(config).is_folder(config.input)):
         return None
     url, top = image_url(config, ref.path), config.input
     if not url.startswith(f"{top}/"):
@@ -339,18 +344,21 @@ def folder_to_list(config: Config, ref: ImageRef) -> str | None:
 
 def listed_refs(config: Config, folder: str) -> Iterator[ImageRef]:
     """References of all files below a folder, with sizes and etags but without labels."""
-    store = storage.open_storage(folder, config.io_deadline)
-    for file in store.files(folder):
+    files = tree(config).files(folder)
+    first = next(files, None)
+    if first is None and (packed := tree(config).packed(config.input, f"{folder}/")) != f"{folder}/":
+        files = tree(config).files(packed)
+    for file in chain(filter(None, [first]), files):
         path = storage.join(folder, file.path).removeprefix(f"{config.input}/")
-        yield ImageRef(path, file.bytes, file.etag, "", "", order_key(path, config.seed))
+        yield ImageRef(path, file.bytes, file.etag, "", "", order_key(path, config.seed), part=file.part)
 
 
 def fill_in_size(ref: ImageRef, listed: ImageRef | None) -> ImageRef:
     """A row's reference with the size of its listed file; 0 bytes if there is none, which is rejected when read."""
     if ref.source_bytes != _UNKNOWN_SIZE:
-        return ref
-    size, etag = (listed.source_bytes, listed.etag) if listed else (0, "")
-    return ref._replace(source_bytes=size, etag=ref.etag or etag)
+        return ref._replace(part=listed.part) if listed else ref
+    size, etag, part = (listed.source_bytes, listed.etag, listed.part) if listed else (0, "", None)
+    return ref._replace(source_bytes=size, etag=ref.etag or etag, part=part)
 
 
 def rows_with_sizes(config: Config) -> Iterator[ImageRef]:

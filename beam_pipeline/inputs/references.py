@@ -19,7 +19,7 @@ from beam_pipeline.config import BY_NAME, Config
 from beam_pipeline.errors import UsageError
 from beam_pipeline.schema import is_utf8, normal_path_bytes, relative_path_bytes
 from beam_pipeline.schema.table import order_key
-from beam_pipeline.storage import Etag, etag_text
+from beam_pipeline.storage import Etag, Part, etag_text
 
 KEY_BITS = 64
 MAX_SAMPLE = 512
@@ -38,6 +38,7 @@ class ImageRef(NamedTuple):
         split: `train`, `validation`, …
         order_key: 64-bit position in the global order; ties go by `path`.
         features: serialized `tf.train.Feature`s of a manifest's columns, in the order of the columns' names.
+        part: where it is, if that is in an archive.
     """
 
     path: str
@@ -47,6 +48,7 @@ class ImageRef(NamedTuple):
     split: str
     order_key: int
     features: tuple[bytes, ...] = ()
+    part: Part | None = None
 
     @property
     def md5(self) -> bytes | None:
@@ -117,11 +119,17 @@ def ref_maker(config: Config) -> Callable[..., ImageRef]:
     seed, hash_of, splits = config.seed, split_hasher(config), Splits(config.split_fractions or {"train": Fraction(1)})
 
     def make(
-        path: str, byte_count: int, etag: Etag, label: str, split: str | None, features: tuple[bytes, ...] = ()
+        path: str,
+        byte_count: int,
+        etag: Etag,
+        label: str,
+        split: str | None,
+        features: tuple[bytes, ...] = (),
+        part: Part | None = None,
     ) -> ImageRef:
         if split is None:
             split = "" if config.stratify else splits.of(hash_of(path))
-        return ImageRef(path, byte_count, etag, label, split, order_key(path, seed), features)
+        return ImageRef(path, byte_count, etag, label, split, order_key(path, seed), features, part)
 
     return make
 

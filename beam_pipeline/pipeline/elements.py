@@ -10,6 +10,7 @@ import apache_beam as beam
 from apache_beam.coders import FastPrimitivesCoder, registry
 from apache_beam.metrics import Metrics
 
+from beam_pipeline import storage
 from beam_pipeline.errors import errors_as_tokens
 from beam_pipeline.inputs.references import ImageRef
 from beam_pipeline.schema import relative_path_bytes
@@ -51,12 +52,17 @@ class PageCoder(beam.coders.Coder):  # type: ignore[misc]
     _tuples = FastPrimitivesCoder()
 
     def encode(self, page: Page) -> bytes:
-        rows = self._tuples.encode([(relative_path_bytes(ref.path), *ref[1:]) for ref in page])
+        rows = self._tuples.encode(
+            [(relative_path_bytes(ref.path), *ref[1:-1], ref.part and tuple(ref.part)) for ref in page]
+        )
         return zlib.compress(rows, _FASTEST)
 
     def decode(self, encoded: bytes) -> Page:
         rows = self._tuples.decode(zlib.decompress(encoded))
-        return Page(ImageRef(path.decode("utf-8", "surrogateescape"), *fields) for path, *fields in rows)
+        return Page(
+            ImageRef(path.decode("utf-8", "surrogateescape"), *fields)._replace(part=part and storage.Part(*part))
+            for path, *fields, part in rows
+        )
 
     def is_deterministic(self) -> bool:
         return True

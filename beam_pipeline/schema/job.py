@@ -270,11 +270,12 @@ class ReusedImages(Struct, frozen=True):
 
 
 class Skipped(Struct, frozen=True):
-    """What the listing left out: hidden files, outside class folders, or with a suffix that isn't an image's."""
+    """What the listing left out: hidden files, links in archives, outside class folders, or with another suffix."""
 
     hidden: int = 0
     hidden_images: int = 0
     hidden_folders: int = 0
+    links: int = 0
     outside_classes: int = 0
     suffixes: dict[str, int] = {}
 

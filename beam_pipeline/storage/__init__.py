@@ -104,6 +104,26 @@ def etag_text(etag: Etag) -> str:
     return f"crc32c:{etag:08x}" if isinstance(etag, int) else etag
 
 
+class Part(NamedTuple):
+    """A range of an archive that holds a file.
+
+    Attributes:
+        url, generation: of the archive, as it was listed.
+        start, stop: the range.
+        packed: how many of its bytes are the file's.
+        method: zip's method of compression, or `archives.members.PLAIN`.
+        crc32: of the file, for a zip's.
+    """
+
+    url: str
+    generation: str
+    start: int
+    stop: int
+    packed: int
+    method: int
+    crc32: int
+
+
 class ListedFile(NamedTuple):
     """One file of a listing."""
 
@@ -112,6 +132,7 @@ class ListedFile(NamedTuple):
     etag: Etag
     crc32c: int | None = None  # of the content, if the store knows it
     generation: str = ""  # identifies this version of a file, for writing and deleting as found
+    part: Part | None = None  # where it is, if that is in an archive
 
 
 class Storage(ABC):
@@ -145,6 +166,10 @@ class Storage(ABC):
 
         A storage may fill `out`, of at least stop - start bytes, and return the filled part of it.
         """
+
+    def read_if(self, url: str, start: int, stop: int, generation: str) -> Data | None:
+        """The same bytes of the file if it has this `generation`, of a listing; None if it has another one by now."""
+        raise NotImplementedError
 
     def read(self, url: str, start: int = 0, stop: int | None = None) -> bytes:
         """The same as bytes."""

@@ -26,7 +26,7 @@ from obstore.auth.google import GoogleCredentialProvider
 from obstore.store import GCSStore
 
 from beam_pipeline.errors import MissingFileError, StorageError
-from beam_pipeline.storage import ListedFile, bucket_and_name
+from beam_pipeline.storage import Data, ListedFile, bucket_and_name
 from beam_pipeline.storage.causes import Incomplete, status_of
 from beam_pipeline.storage.objects import CHUNK_BYTES, PAGE_NAMES, ObjectStorage, refuses
 from beam_pipeline.text import one_line
@@ -89,6 +89,15 @@ class GoogleStorage(ObjectStorage):
             if status_of(error.__cause__) == 416:  # the file ends before
                 return b""
             raise
+
+    def read_if(self, url: str, start: int, stop: int, generation: str) -> Data | None:
+        if not refuses(bucket_and_name(url)[1]):
+            return super().read_if(url, start, stop, generation)
+        file = self.stat(url)
+        return self.read_range(url, start, stop) if file and file.generation == generation else None
+
+    def _generation(self, meta: Any) -> str:
+        return str(meta["version"] or "")
 
     def stat(self, url: str) -> ListedFile | None:
         return self._call(url, lambda client: self._head(client, url))

@@ -84,6 +84,11 @@ class LocalStorage(Storage):
             data: Data = (file.read(size) or b"") if out is None else out[: file.readinto(out[:size]) or 0]
         return data
 
+    def read_if(self, url: str, start: int, stop: int, generation: str) -> Data | None:
+        with translating_os_errors(url), self.open(url) as file:
+            data = os.pread(file.fileno(), max(0, stop - start), start)
+            return data if _generation(os.fstat(file.fileno())) == generation else None
+
     def open(self, url: str) -> BufferedReader:
         """A folder, a pipe or a broken link is missing, and never waited for."""
         if self.stat(url) is None:

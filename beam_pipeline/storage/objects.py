@@ -108,7 +108,14 @@ class ObjectStorage(Storage):
         return b"" if stop is not None and stop <= start else memoryview(self._body(url, start, stop))
 
     def _body(self, url: str, start: int, stop: int | None) -> Any:
-        return self._ask(url, lambda store, name: _received(store, name, start, stop))
+        return self._ask(url, lambda store, name: _received(store, name, start, stop)[0])
+
+    def read_if(self, url: str, start: int, stop: int, generation: str) -> Data | None:
+        data, meta = self._ask(url, lambda store, name: _received(store, name, start, stop))
+        return memoryview(data) if self._generation(meta) == generation else None
+
+    def _generation(self, meta: Any) -> str:
+        return _listed("", meta).generation
 
     def stat(self, url: str) -> ListedFile | None:
         with suppress(FileNotFoundError):
@@ -253,21 +260,22 @@ def _aws_profile() -> dict[str, Any]:
     return {"credential_provider": Boto3CredentialProvider()}
 
 
-def _received(store: Any, name: str, start: int, stop: int | None) -> Any:
-    """A complete body. `get_range` would cost twice the CPU, and its reply doesn't have the object's size."""
+def _received(store: Any, name: str, start: int, stop: int | None) -> tuple[Any, Any]:
+    """A complete body and the object's metadata, which `get_range` lacks; it would also cost twice the CPU."""
     span: Any = {"offset": start} if stop is None else (start, stop)
     try:
         reply = obstore.get(store, name, options={"range": span})
     except NotSupportedError:  # the server supports no ranges, or sends compressed files decompressed
-        return memoryview(obstore.get(store, name).bytes())[start:stop]
+        reply = obstore.get(store, name)
+        return memoryview(reply.bytes())[start:stop], reply.meta
     except GenericError as error:
         if status_of(error) == 416:  # the file ends before
-            return b""
+            return b"", {"e_tag": None, "version": None, "size": 0}
         raise
     data, size = reply.bytes(), reply.meta["size"]
     if start + len(data) != (size if stop is None else min(stop, size)):
         raise Incomplete(f"{len(data)} bytes from {start} of {size}")
-    return data
+    return data, reply.meta
 
 
 def _listed(path: str, meta: Any) -> ListedFile:

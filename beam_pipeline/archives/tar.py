@@ -1,0 +1,125 @@
+"""The members of a tar file, from one header to the next: ustar, GNU and pax, and tar files in it.
+
+https://www.gnu.org/software/tar/manual/html_node/Standard.html
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+
+from beam_pipeline.archives.members import LINK, PLAIN, Member, shown, unpacked_name
+from beam_pipeline.errors import UsageError
+
+BLOCK = 512
+Read = Callable[[int, int], bytes]
+_SPARSE, _WITHOUT_DATA, _OF_NEXT = b"S", b"123456", b"LKxgVN"  # types of members; some say more of the next one
+_MAX_HEADER_BYTES = 1 << 20  # of a long name or pax records: paths have some 4 kB
+_MAX_TAIL = 1 << 20  # behind the end, where the next of two joined archives may begin
+_RECORD = re.compile(rb"(\d{1,7}) ([^=\n]+)=")
+_MAY_BE_A_CLASS = re.compile(rb"[^/]+(?:/[^/]+)?\.tar", re.IGNORECASE | re.DOTALL)  # or one of a split
+
+
+def members(read: Read, size: int, archive: str) -> Iterator[Member]:
+    """Every member of a tar file, and after each tar file that may be a class's its members, as `a.tar/1.jpg`.
+
+    Args:
+        read: bytes [start, stop) of it, fewer if it ends before; called from start to end.
+        size: of the file.
+        archive: its name for messages.
+
+    Raises:
+        UsageError: it is none, or truncated, or two that were joined.
+    """
+    yield from _members(read, 0, size, archive, b"")
+
+
+def _members(read: Read, at: int, end: int, archive: str, inside: bytes) -> Iterator[Member]:
+    begin, long_name, pax = at, b"", dict[bytes, bytes]()
+    what = f"{shown(inside)} in {archive}" if inside else archive
+    while any(header := read(at, min(end, at + BLOCK))):
+        if not _is_header(header):
+            raise _corrupt(what, f"no header at byte {at}" if at > begin else "it doesn't begin with a header")
+        kind, data = header[156:157], at + BLOCK
+        while kind == _SPARSE and header[482 if data == at + BLOCK else 504]:  # more of a sparse file's map
+            header, data = header[:482] + read(data, data + BLOCK)[504:505] * 30, data + BLOCK
+        size = int(pax[b"size"]) if pax.get(b"size", b"").isdigit() else _number(header[124:136])
+        stop = data + (0 if kind in _WITHOUT_DATA else size)
+        if size < 0 or stop > end:
+            raise _corrupt(what, f"it ends in member {shown(_name(header))} at byte {at}")
+        if kind in _OF_NEXT and size > _MAX_HEADER_BYTES:
+            raise _corrupt(what, f"the header at byte {at} has {size} bytes")
+        at = data + -(-(stop - data) // BLOCK) * BLOCK
+        if kind == b"L":
+            long_name = read(data, stop).partition(b"\0")[0]
+        elif kind == b"x":
+            pax = _records(read(data, stop))
+        if kind in _OF_NEXT:
+            continue
+        raw = pax.get(b"path") or long_name or _name(header)
+        is_sparse, long_name = kind == _SPARSE or any(key.startswith(b"GNU.sparse") for key in pax), b""
+        pax.clear()
+        is_folder = kind == b"5" or (kind == b"\0" and raw.endswith(b"/"))
+        if not (name := unpacked_name(raw + b"/" * is_folder, archive)):
+            continue
+        name = inside + b"/" * bool(inside) + name
+        if is_folder:
+            yield Member(name, data, data)
+        elif kind in _WITHOUT_DATA + b"DM" or is_sparse:
+            yield Member(name, data, data, method=LINK)
+        else:
+            yield Member(name, data, stop, size, size, PLAIN)
+            if not inside and _MAY_BE_A_CLASS.fullmatch(name):
+                yield Member(name + b"/", data, data)
+                yield from _members(read, data, stop, archive, name)
+    if not header:
+        raise _corrupt(what, "it has no end")
+    for after in range(at, min(end, at + _MAX_TAIL), BLOCK):
+        if _is_header(read(after, min(end, after + BLOCK))):
+            fix = "take them apart, or unpack it by tar --ignore-zeros"
+            raise UsageError(f"{what}: behind its end, at byte {after}, another tar file begins: {fix}")
+
+
+def _is_header(header: bytes) -> bool:
+    """Whether a header's sum is what it says: of bytes, or as some wrote it, of signed ones."""
+    field = header[148:156]
+    try:
+        expected = int(field.strip(b" \0"), 8)
+    except ValueError:
+        return False
+    total = sum(header) - sum(field) + 8 * 32
+    if expected != total and expected != total - 256 * sum(byte > 127 for byte in header[:148] + header[156:]):
+        return False
+    return len(header) == BLOCK and expected > 8 * 32
+
+
+def _number(field: bytes) -> int:
+    """A number in octal digits, or if its first bit is set in base 256; -1 if it is neither."""
+    if field[0] & 0x80:
+        return int.from_bytes(field[1:], "big") if field[0] == 0x80 else -1
+    try:
+        return int(field.strip(b" \0") or b"0", 8)
+    except ValueError:
+        return -1
+
+
+def _name(header: bytes) -> bytes:
+    name, prefix = header[:100].partition(b"\0")[0], b""
+    if header[257:263] == b"ustar\0":
+        prefix = header[345:500].partition(b"\0")[0]
+    return prefix + b"/" + name if prefix else name
+
+
+def _records(data: bytes) -> dict[bytes, bytes]:
+    """pax records: `LENGTH KEY=VALUE\\n`, the length of all of it."""
+    records, at = {}, 0
+    while match := _RECORD.match(data, at):
+        stop = at + int(match[1])
+        if stop <= match.end():
+            break
+        records[match[2]], at = data[match.end() : stop - 1], stop
+    return records
+
+
+def _corrupt(archive: str, why: str) -> UsageError:
+    return UsageError(f"{archive}: no valid tar file, {why}: copy it again, or test it by tar -tf")

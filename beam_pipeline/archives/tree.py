@@ -1,0 +1,190 @@
+"""Listings that go on inside archives: `photos.zip/cat` is a folder, and so is `train.tar/n01440764.tar`."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import re
+import sys
+import threading
+import zlib
+from collections.abc import Iterator
+from concurrent.futures import Future
+from contextlib import suppress
+from typing import IO
+
+import msgspec
+
+from beam_pipeline import storage
+from beam_pipeline.archives import tar, zip
+from beam_pipeline.archives.members import FOLDER, LINK, Member, Members
+from beam_pipeline.archives.tar import Read
+from beam_pipeline.config import Config
+from beam_pipeline.errors import MissingFileError
+from beam_pipeline.storage import ListedFile, Part, Storage, etag_text
+from beam_pipeline.text import print_line, size_text
+
+SUFFIX = re.compile(r"\.(zip|tar)\Z", re.IGNORECASE)
+_WITHIN = re.compile(r"\.(?:zip|tar)(?=/|\Z)", re.IGNORECASE)
+_BLOCK_BYTES, _LOCAL_BLOCK_BYTES, _HEADER_BYTES = 8 << 20, 4 << 10, 16 << 10
+_MIN_HOP_BYTES = 2 << 20  # a request takes as long as reading so much
+_SAVED_BYTES, _ANNOUNCED_BYTES = 64 << 20, 1 << 30
+LINK_ETAG = "link"
+
+
+def tree(config: Config) -> Tree:
+    """The tree of a run in this process: each archive's members are listed once."""
+    return _of_run(config.context.id, storage.join(config.states_url, "archives"), config.io_deadline)
+
+
+@functools.lru_cache(1)
+def _of_run(run: str, saved_url: str, deadline_s: float) -> Tree:
+    return Tree(saved_url, deadline_s)
+
+
+class Tree:
+    """Folders of any storage, and inside archives there. Thread-safe.
+
+    Args:
+        saved_url: a folder for what it took long to list: the members of remote tar files.
+        deadline_s: how long a remote request is retried.
+    """
+
+    def __init__(self, saved_url: str, deadline_s: float) -> None:
+        self._saved_url, self._deadline_s = saved_url, deadline_s
+        self._lock = threading.Lock()
+        self._names: dict[str, frozenset[str]] = {}
+        self._archives: dict[str, Future[tuple[ListedFile, Members] | None]] = {}
+
+    def names(self, url: str) -> list[str]:
+        """As `Storage.names`."""
+        if (found := self._within(url)) is None:
+            return self._store(url).names(url)
+        _, members, folder = found
+        return sorted(name.decode("utf-8", "surrogateescape") for name in members.children(folder))
+
+    def files(self, url: str, every_name: bool = False) -> Iterator[ListedFile]:
+        """As `Storage.files`; a link in an archive has the etag LINK_ETAG."""
+        if (found := self._within(url)) is None:
+            yield from self._store(url).files(url, every_name)
+            return
+        archive, members, folder = found
+        for member in members.files(folder):
+            yield _listed(archive, member, len(folder))
+
+    def stat(self, url: str) -> ListedFile | None:
+        """As `Storage.stat`, also of an archive itself."""
+        if (found := self._within(url)) is None or not found[2]:
+            return self._store(url).stat(url)
+        archive, members, folder = found
+        member = members.find(folder[:-1])
+        return _listed(archive, member, 0) if member and member.method not in (FOLDER, LINK) else None
+
+    def is_archive(self, folder_url: str, name: str) -> bool:
+        """Whether a name in a folder, as `names` gives it, is that of an archive."""
+        if not SUFFIX.search(name):
+            return False
+        found = self._within(folder_url)
+        return found is None or (name[-4:].lower() == ".tar" and found[1].has(found[2] + name.encode() + b"/"))
+
+    def archives(self, folder_url: str) -> frozenset[str]:
+        """The names of the archives in a folder, listed once."""
+        if folder_url not in self._names:
+            names = frozenset(name for name in self.names(folder_url) if self.is_archive(folder_url, name))
+            self._names[folder_url] = names
+        return self._names[folder_url]
+
+    def packed(self, top: str, url: str) -> str:
+        """Where a file below `top` is if its first folder there is packed as an archive of that name; else `url`."""
+        folder, slash, rest = url[len(top) + 1 :].partition("/")
+        if slash and url.startswith(f"{top}/"):
+            for suffix in (".tar", ".zip"):
+                if folder + suffix in self.archives(top):
+                    return f"{top}/{folder}{suffix}/{rest}"
+        return url
+
+    def is_folder(self, url: str) -> bool:
+        """Whether a URL is that of an archive, or of a folder in one."""
+        found = self._within(url)
+        return found is not None and (not found[2] or found[1].has(found[2]))
+
+    def _store(self, url: str) -> Storage:
+        return storage.open_storage(url, self._deadline_s)
+
+    def _within(self, url: str) -> tuple[ListedFile, Members, bytes] | None:
+        """The archive that a URL is in, its members, and the folder there."""
+        for match in _WITHIN.finditer(url, url.find("://") + 3 if "://" in url else 0):
+            if found := self._archive(url[: match.end()]):
+                folder = url[match.end() + 1 :].encode("utf-8", "surrogateescape")
+                return *found, folder and folder.rstrip(b"/") + b"/"
+        return None
+
+    def _archive(self, url: str) -> tuple[ListedFile, Members] | None:
+        """An archive and its members; None if it is a folder, or isn't there."""
+        with self._lock:
+            future = self._archives.get(url)
+            if is_first := future is None:
+                self._archives[url] = future = Future()
+        assert future is not None
+        if is_first:
+            try:
+                file = self._store(url).stat(url)
+                future.set_result(file and (file, self._members(file)))
+            except BaseException as error:
+                future.set_exception(error)
+        return future.result()
+
+    def _members(self, file: ListedFile) -> Members:
+        store, url = self._store(file.path), file.path
+        if url[-3:].lower() == "zip":
+            return Members.of(zip.members(functools.partial(store.read, url), file.bytes, url), url)
+        if not store.is_remote:
+            with store.open(url) as opened:
+                return self._of_tar(file, lambda start, stop: _at(opened, start, stop), _LOCAL_BLOCK_BYTES)
+        if file.bytes < _SAVED_BYTES:
+            return self._of_tar(file, functools.partial(store.read, url), _BLOCK_BYTES)
+        name = hashlib.blake2b(f"{url} {file.generation}".encode(), digest_size=16).hexdigest()
+        saved = storage.join(self._saved_url, f"{name}.members")
+        states = self._store(saved)
+        with suppress(MissingFileError, ValueError, zlib.error, msgspec.MsgspecError):
+            return Members.decode(states.read(saved))
+        if file.bytes > _ANNOUNCED_BYTES:
+            what = f"{url}: reading its headers, once: up to {size_text(file.bytes)}"
+            print_line(f"{what} (50 MB/s: {file.bytes / 50e6 / 60:,.0f} minutes)", sys.stderr)
+        members = self._of_tar(file, functools.partial(store.read, url), _BLOCK_BYTES)
+        states.write(saved, members.encode())
+        return members
+
+    def _of_tar(self, file: ListedFile, read: Read, block_bytes: int) -> Members:
+        return Members.of(tar.members(_Blocks(read, file.bytes, block_bytes), file.bytes, file.path), file.path)
+
+
+class _Blocks:
+    """Reads a file from start to end in large requests; small ones where much is hopped over."""
+
+    def __init__(self, read: Read, size: int, block_bytes: int) -> None:
+        self._read, self._size, self._block_bytes = read, size, block_bytes
+        self._start, self._data = 0, b""
+
+    def __call__(self, start: int, stop: int) -> bytes:
+        begin = start - self._start
+        if begin < 0 or stop - self._start > len(self._data):
+            is_hop = start - self._start - len(self._data) >= _MIN_HOP_BYTES
+            length = min(self._block_bytes, _HEADER_BYTES) if is_hop else self._block_bytes
+            self._start, begin = start, 0
+            self._data = self._read(start, min(self._size, max(stop, start + length)))
+        return self._data[begin : begin + stop - start]
+
+
+def _at(opened: IO[bytes], start: int, stop: int) -> bytes:
+    opened.seek(start)
+    return opened.read(stop - start)
+
+
+def _listed(archive: ListedFile, member: Member, folder_length: int) -> ListedFile:
+    path = member.name[folder_length:].decode("utf-8", "surrogateescape")
+    if member.method == LINK:
+        return ListedFile(path, 0, LINK_ETAG)
+    facts = member.packed, member.method, member.crc32
+    part = Part(archive.path, archive.generation, member.start, member.stop, *facts)
+    return ListedFile(path, member.size, f"in {etag_text(archive.etag)} at {member.start}", part=part)

@@ -1,0 +1,324 @@
+"""Archives as inputs: the same references, bytes and dataset as of the folder that they are unpacked into."""
+
+from __future__ import annotations
+
+import io
+import os
+import stat
+import tarfile
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from beam_pipeline.archives import tree
+from beam_pipeline.config import Config
+from beam_pipeline.conversion.fetch import _fetch
+from beam_pipeline.errors import Reject, UsageError
+from beam_pipeline.inputs.checks import check_input
+from beam_pipeline.inputs.folders import ClassFolder, ListingSummary, all_images, class_folders, list_images
+from beam_pipeline.inputs.references import listing_fields
+from tests import make
+from tests.archives import pack
+from tests.servers import Bucket, Gcs
+
+ODD = [name for name in make.ODD_NAMES if name.endswith(".jpg") and not name.startswith("x")]
+FILES = {
+    **{f"cat/{name}": bytes([number]) * (number + 1) for number, name in enumerate(ODD)},
+    **{f"d ög/deep/{number}.JPEG": os.urandom(3000) for number in range(3)},
+    "d ög/notes.txt": b"text",
+    "cat/.hidden.jpg": b"1",
+    "cat/empty.jpg": b"",
+    "none/": b"",
+}
+
+
+def config(input: str, **more: Any) -> Config:
+    return Config(input=input, output="/nowhere", name="x", **more)
+
+
+def seen(configuration: Config) -> dict[bytes, bytes]:
+    """What a listing gives: the fields of each image that every storage has, and its bytes."""
+    refs = list(all_images(configuration))
+    return {b"|".join(listing_fields(ref)): _fetch(configuration, configuration.image_options, ref) for ref in refs}
+
+
+def skipped(configuration: Config) -> Any:
+    summary = ListingSummary()
+    for folder in class_folders(configuration, summary):
+        list(list_images(configuration, folder, summary))
+    return summary.skipped, sorted({folder.label for folder in class_folders(configuration, summary)})
+
+
+def put(bucket: Bucket, files: pack.Files, below: str = "") -> None:
+    for name, data in files.items():
+        if not name.endswith("/"):
+            bucket.put(below + name, data)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> str:
+    """The same files in a folder of this machine."""
+    for name, data in FILES.items():
+        path = tmp_path / "unpacked" / name
+        (path if name.endswith("/") else path.parent).mkdir(parents=True, exist_ok=True)
+        if not name.endswith("/"):
+            path.write_bytes(data)
+    return str(tmp_path / "unpacked")
+
+
+@pytest.mark.parametrize("form", pack.FORMS)
+def test_an_archive_gives_the_images_classes_and_skipped_files_of_its_folder(
+    bucket: Bucket, folder: str, form: str
+) -> None:
+    files, url = pack.FORMS[form]
+    if "ustar" in form:
+        pytest.importorskip("tarfile")
+    put(bucket, files(FILES))
+    assert seen(config(f"{bucket.url}/{url}")) == seen(config(folder))
+    assert skipped(config(f"{bucket.url}/{url}")) == skipped(config(folder))
+
+
+@pytest.mark.parametrize("form", pack.FORMS)
+@pytest.mark.parametrize("columns", ["path,label", "path,label,bytes"])
+@pytest.mark.parametrize("bucket", ["local", "gs"], indirect=True)
+def test_rows_name_members_as_unpacked(bucket: Bucket, folder: str, form: str, columns: str, tmp_path: Path) -> None:
+    if bucket.url.startswith("gs") and "bytes" in columns and form.startswith("folder of"):
+        pytest.skip("on object stores sizes are left to the listing")
+    names = [name for name in FILES if "deep" in name]
+    rows = [f"{name},one" + f",{len(FILES[name])}" * ("bytes" in columns) for name in names]
+    manifest = tmp_path / "rows.csv"
+    manifest.write_text("\n".join([columns, *rows]))
+    files, url = pack.FORMS[form]
+    put(bucket, files(FILES))
+    more = {"layout": "manifest", "manifest": str(manifest), "header": tuple(columns.split(","))}
+    listed = seen(config(f"{bucket.url}/{url}", **more))
+    assert listed == seen(config(folder, **more))
+    assert len(listed) == len(names)
+
+
+@pytest.mark.parametrize(
+    "files",
+    [
+        {"in.tar": pack.tarred({f"{split}.tar": pack.tarred({"cat/1.jpg": b"1"}) for split in ("train", "test")})},
+        {"in.tar": pack.tarred({f"{split}/cat.tar": pack.tarred({"1.jpg": b"1"}) for split in ("train", "test")})},
+        {"in.tar/train.zip": pack.zipped({"cat/1.jpg": b"1"}), "in.tar/test/cat.tar": pack.tarred({"1.jpg": b"1"})},
+    ],
+    ids=["splits", "classes", "each"],
+)
+def test_splits_and_classes_may_be_archives(tmp_path: Path, files: pack.Files) -> None:
+    if "in.tar/train.zip" in files:
+        files = {**files, "in.tar/test.zip": pack.zipped({"cat/1.jpg": b"1"})}
+        del files["in.tar/test/cat.tar"]
+    for name, data in files.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_bytes(data)
+    refs = list(all_images(config(f"{tmp_path}/in.tar", layout="split_class_folders")))
+    assert sorted((ref.path, ref.label, ref.split) for ref in refs) == [
+        ("test/cat/1.jpg", "cat", "test"),
+        ("train/cat/1.jpg", "cat", "train"),
+    ]
+
+
+def link(name: str, target: str, kind: bytes = tarfile.SYMTYPE) -> bytes:
+    out = io.BytesIO()
+    with tarfile.open(fileobj=out, mode="w") as archive:
+        info = tarfile.TarInfo(name)
+        info.type, info.linkname = kind, target
+        archive.addfile(info)
+        archive.addfile(tarfile.TarInfo("cat/1.jpg"))
+    return out.getvalue()
+
+
+def zip_link() -> bytes:
+    out = io.BytesIO()
+    with zipfile.ZipFile(out, "w") as archive:
+        info = zipfile.ZipInfo("cat/2.jpg")
+        info.create_system, info.external_attr = 3, (stat.S_IFLNK | 0o777) << 16
+        archive.writestr(info, "1.jpg")
+        archive.writestr("cat/1.jpg", b"")
+    return out.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("name", "data"),
+    [
+        ("a.tar", link("cat/2.jpg", "1.jpg")), ("a.tar", link("cat/2.jpg", "cat/1.jpg", tarfile.LNKTYPE)),
+        ("a.tar", link("cat/2.jpg", "", tarfile.FIFOTYPE)), ("a.tar", link("cat/2.jpg", "", b"S")),
+        ("a.zip", zip_link()),
+    ],
+)  # fmt: skip
+def test_links_pipes_and_sparse_files_are_counted(tmp_path: Path, name: str, data: bytes) -> None:
+    (tmp_path / name).write_bytes(data)
+    counted, classes = skipped(config(str(tmp_path / name)))
+    assert (counted.links, counted.hidden, classes) == (1, 0, ["cat"])
+    assert [ref.path for ref in all_images(config(str(tmp_path / name)))] == ["cat/1.jpg"]
+
+
+# --- what is refused
+
+
+def zip_of(*names: str, system: int = 3) -> bytes:
+    out = io.BytesIO()
+    with zipfile.ZipFile(out, "w") as archive:
+        for name in names:
+            info = zipfile.ZipInfo("x" * len(name))
+            info.filename, info.create_system = name, system
+            archive.writestr(info, name.encode())
+    return out.getvalue()
+
+
+def overlapping() -> bytes:
+    """Two entries of the directory share one member's bytes, as in the 42 kB bomb."""
+    data = bytearray(zip_of("cat/1.jpg", "cat/2.jpg"))
+    second = data.rindex(b"PK\1\2")
+    data[second + 42 : second + 46] = (4).to_bytes(4, "little")
+    return bytes(data)
+
+
+def changed(data: bytes, at: int, new: bytes) -> bytes:
+    return data[:at] + new + data[at + len(new) :]
+
+
+TAR = pack.tarred({"cat/1.jpg": b"1" * 700, "cat/2.jpg": b"2"})
+ZIP = pack.zipped({"cat/1.jpg": b"1" * 700, "cat/2.jpg": b"2"})
+INNER = pack.tarred({"cat.tar": TAR[:700]})
+HUGE = changed(pack.tarred({"cat/" + "n" * 200: b"1"}), 124, b"07777777777\0")
+TWICE = "two members are called 'cat/1.jpg', at bytes 0 and "
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "what"),
+    [
+        ("a.tar", pack.tarred({"cat/../../1.jpg": b"1"}), "member 'cat/../../1.jpg' leads out of the folder"),
+        ("a.zip", pack.zipped({"../cat/1.jpg": b"1"}), "member '../cat/1.jpg' leads out of the folder"),
+        ("a.zip", zip_of("cat\\..\\1.jpg", system=0), "member 'cat/../1.jpg' leads out of the folder"),
+        ("a.tar", pack.tarred({"cat/1.jpg": b"1", "./cat/1.jpg": b"2"}), "two members are called 'cat/1.jpg', at byt"),
+        ("a.zip", zip_of("cat/1.jpg", "cat//1.jpg"), "two members are called 'cat/1.jpg', at bytes 0 and 48: remove"),
+        ("a.zip", overlapping(), "and the next share bytes: pack it again"),
+        ("a.tar", TAR[:1500], "no valid tar file, it has no end"),
+        ("a.tar", TAR[:1100], "no valid tar file, it ends in member 'cat/1.jpg' at byte 0"),
+        ("a.tar", changed(TAR, 1600, b"x"), "no valid tar file, no header at byte 1536: copy it"),
+        ("a.tar", b"not a tar at all" * 100, "no valid tar file, it doesn't begin with a header"),
+        ("a.tar", TAR + TAR, "behind its end, at byte 10240, another tar file begins: take them apart"),
+        ("a.tar", INNER, "'cat.tar' in "),
+        ("a.tar", HUGE, "no valid tar file"),
+        ("a.zip", b"", "no zip file that can be read"),
+        ("a.zip", ZIP[:-30], "no zip file that can be read"),
+        ("a.zip", b"PK" * 1000, "no zip file that can be read"),
+        ("a.zip", ZIP[10:], "member 'cat/1.jpg' at byte -10 and the next share bytes"),
+        ("a.zip", changed(ZIP, len(ZIP) - 10, b"\xff\xff\xff\xff"), "no zip file that can be read"),
+        ("a.tar.gz", b"", "an archive that can't be read in place; unpack it and give the folder: tar -xf "),
+        ("a.7z", b"", "7z x "), ("a.rar", b"", "unrar x "),
+    ],
+)  # fmt: skip
+def test_what_is_wrong_with_an_archive_is_one_line(tmp_path: Path, name: str, data: bytes, what: str) -> None:
+    (tmp_path / name).write_bytes(data)
+    with pytest.raises(UsageError) as error:
+        check_input(config(str(tmp_path / name)))
+        list(all_images(config(str(tmp_path / name))))
+    assert what in str(error.value), str(error.value)
+    assert name in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("names", "what"),
+    [
+        (("photos.zip", "photos/1.jpg"), "archive 'photos.zip' is next to folder 'photos': move away"),
+        (("cat.tar", "dog/1.jpg"), "archive 'cat.tar' is next to folder 'dog': move away"),
+        (("cat.tar", "cat.zip"), "archives 'cat.tar' and 'cat.zip' are one class: keep one"),
+    ],
+)
+@pytest.mark.parametrize("bucket", ["local", "gs"], indirect=True)
+def test_what_was_unpacked_next_to_its_archive_is_a_question(bucket: Bucket, names: tuple[str, ...], what: str) -> None:
+    data = {".zip": pack.zipped({"1.jpg": b"1"}), ".tar": pack.tarred({"1.jpg": b"1"}), ".jpg": b"1"}
+    put(bucket, {name: data[Path(name).suffix] for name in names}, "in/")
+    with pytest.raises(UsageError) as error:
+        check_input(config(f"{bucket.url}/in"))
+    assert what in str(error.value)
+
+
+def test_a_folder_that_is_called_like_an_archive_is_a_folder(tmp_path: Path) -> None:
+    for name in ("in.zip/cat.tar/1.jpg", "in.zip/dog/1.jpg"):
+        (tmp_path / name).parent.mkdir(parents=True)
+        (tmp_path / name).write_bytes(b"1")
+    given = config(str(tmp_path / "in.zip"))
+    assert class_folders(given, ListingSummary()) == [
+        ClassFolder("cat.tar/", "cat.tar", None, "cat.tar/"),
+        ClassFolder("dog/", "dog", None, "dog/"),
+    ]
+
+
+# --- reading a member
+
+
+def reject_of(configuration: Config) -> Reject:
+    (ref,) = all_images(configuration)
+    with pytest.raises(Reject) as reject:
+        _fetch(configuration, configuration.image_options, ref)
+    return reject.value
+
+
+def encrypted() -> bytes:
+    data = bytearray(pack.zipped({"cat/1.jpg": b"1"}))
+    data[data.index(b"PK\1\2") + 8] |= 1
+    return bytes(data)
+
+
+def bomb(size: int) -> bytes:
+    """A member that inflates to more than the directory says."""
+    data = bytearray(pack.zipped({"cat/1.jpg": bytes(1 << 20)}))
+    entry = data.index(b"PK\1\2")
+    data[entry + 24 : entry + 28] = size.to_bytes(4, "little")
+    return bytes(data)
+
+
+@pytest.mark.parametrize(
+    ("data", "reason", "detail"),
+    [
+        (encrypted(), "unsupported", "encrypted in its zip file"),
+        (pack.zipped({"cat/1.jpg": b"1"}, zipfile.ZIP_BZIP2), "unsupported", "compressed in its zip file by method 12"),
+        (bomb(1000), "decode_error", "corrupt in its zip file: not the size and CRC-32 of the directory"),
+        (bomb(1 << 31), "too_many_bytes", "2147483648 bytes, --max_image_bytes 268435456"),
+        (changed(pack.zipped({"cat/1.jpg": b"1" * 9}, 0), 39, b"2"), "decode_error", "corrupt in its zip file: not "),
+        (changed(pack.zipped({"cat/1.jpg": b"1" * 99}), 39, b"\xff"), "decode_error", "corrupt in its zip file: not "),
+        (changed(pack.zipped({"cat/1.jpg": b"1"}), 26, b"\xff\xff\xff\xff"), "decode_error", "corrupt in its zip file"),
+    ],
+)  # fmt: skip
+def test_a_member_that_cant_be_unpacked_is_a_reject(tmp_path: Path, data: bytes, reason: str, detail: str) -> None:
+    (tmp_path / "in.zip").write_bytes(data)
+    reject = reject_of(config(str(tmp_path / "in.zip")))
+    assert (reject.reason, reject.detail[: len(detail)]) == (reason, detail)
+
+
+@pytest.mark.parametrize("name", ["in.zip", "in.tar"])
+def test_an_archive_that_was_replaced_after_the_listing_gives_rejects_and_never_other_bytes(
+    bucket: Bucket, name: str
+) -> None:
+    packed = pack.zipped if name == "in.zip" else pack.tarred
+    bucket.put(name, packed({"cat/1.jpg": b"1" * 50}))
+    given = config(f"{bucket.url}/{name}")
+    (ref,) = all_images(given)
+    assert _fetch(given, given.image_options, ref) == b"1" * 50
+    for other in (packed({"cat/1.jpg": b"2" * 50}), b"2"):
+        bucket.put(name, other)
+        with pytest.raises(Reject) as reject:
+            _fetch(given, given.image_options, ref)
+        assert (reject.value.reason, reject.value.detail) == ("changed", "its archive isn't the one that was listed")
+
+
+def test_a_remote_zip_is_listed_in_three_requests_and_a_large_tar_is_read_once(
+    gcs: Gcs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tree, "_SAVED_BYTES", 1 << 20)
+    bucket = gcs.new_bucket()
+    files = {f"c{number % 9}/{number}.jpg": b"x" for number in range(3000)}
+    gcs.put(bucket, "in.zip", pack.zipped(files))
+    gcs.put(bucket, "in.tar", pack.tarred(files))
+    for name, most in (("in.zip", 3), ("in.tar", 4), ("in.tar", 2)):  # a tar's members are kept with the job's state
+        given = Config(input=f"gs://{bucket}/{name}", output=str(tmp_path), name="x")
+        before = len(gcs.requests())
+        assert len(list(all_images(given))) == 3000
+        assert len(gcs.requests()) - before <= most
