@@ -230,7 +230,8 @@ draw_rates(result, "from the local disk")
 # figures of a larger dataset.
 
 # %%
-result = imageshards.tools.bench(info, images=640, batch_size=32, image_size=96, repeats=1, against=PHOTOS, latency_ms=50)
+settings = {"images": 640, "batch_size": 32, "image_size": 96, "repeats": 1}
+result = imageshards.tools.bench(info, **settings, against=PHOTOS, latency_ms=50)
 draw_rates(result, "with 50 ms a request")
 
 # %% [markdown]
