@@ -307,7 +307,8 @@ class Config:
         UsageError: a value can't be used; names the flag, the value and the fix.
     """
 
-    input: Url = Flag(_URLS, "", _folder, "folder or URL whose sub-folders are the classes (required)", "DIR")
+    input: Url = Flag(
+        _URLS, "", _folder, "folder, zip or tar file whose sub-folders are the classes, or its URL (required)", "DIR")
     output: Url = Flag(
         _URLS, "", _folder, "folder or URL of your datasets; writes to ROOT/NAME/VERSION/ (required)", "ROOT")
     name: Text = Flag(

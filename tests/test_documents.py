@@ -126,9 +126,9 @@ def test_an_answer_runs_as_written(number: int, folder: Path, monkeypatch: pytes
 def test_what_was_unpacked_is_the_dataset_that_the_answers_promise(folder: Path) -> None:
     found = {
         name: {split.name: split.records for split in imageshards.load_info(folder / "datasets" / name).splits.values()}
-        for name in ("imagenet", "flat", "unpacked", "photos")
+        for name in ("imagenet_train", "imagenet_validation", "flat", "unpacked", "photos")
     }
-    assert found["imagenet"] == {"train": 8, "validation": 3}
+    assert found["imagenet_train"] == {"train": 8} and found["imagenet_validation"] == {"validation": 3}
     assert sum(found["flat"].values()) == 9 and sum(found["unpacked"].values()) == 26
     assert sum(found["photos"].values()) == 61
 
