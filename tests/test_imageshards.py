@@ -34,7 +34,7 @@ HEAVY = "apache_beam,tensorflow,keras,jax,torch,PIL,simplejpeg,obstore,matplotli
 def test_help_has_one_line_for_each_verb_and_version_is_the_distributions(capsys: pytest.CaptureFixture[str]) -> None:
     assert imageshards.main(["--help"]) == 0
     shown = capsys.readouterr().out
-    assert re.findall(r"^    ([a-z]+)(?: +[A-Z].*)?$", shown, re.MULTILINE) == VERBS
+    assert re.findall(r"^  ([a-z]+)(?: +[A-Z].*)?$", shown, re.MULTILINE) == VERBS
     assert imageshards.main([]) == 2
     assert capsys.readouterr() == ("", shown)
     assert imageshards.main(["--version"]) == 0

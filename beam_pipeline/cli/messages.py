@@ -123,6 +123,8 @@ def _skipped(skipped: Skipped) -> list[str]:
     for hidden, noun in ((skipped.hidden_images, "image"), (skipped.hidden_folders, "folder")):
         if hidden:
             lines.append(f"{plural(hidden, noun)} skipped: hidden, or in a system's folder")
+    if skipped.links:
+        lines.append(f"{plural(skipped.links, 'image')} skipped: a link, a device or a sparse file in an archive")
     return lines
 
 

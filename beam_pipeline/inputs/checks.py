@@ -33,7 +33,6 @@ _COMPRESSED = (".tar.gz", ".tgz", ".tar.bz2", ".tbz2", ".tar.xz", ".txz", ".tar.
 # What the level of the classes is judged by: so many class folders, and a page of files in each.
 _FOLDERS_SEEN, _FILES_SEEN, _MAX_LEVELS = 16, 1000, 8
 _MAX_STRAYS = 10  # images next to sub-folders that hold the others; a folder with that many is a class
-_UNPACK_EACH = 'for f in *.*; do mkdir "${f%%.*}" && tar -xf "$f" -C "${f%%.*}"; done'
 
 
 def check_input(config: Config) -> None:
@@ -73,7 +72,7 @@ def check_input(config: Config) -> None:
             f"images end in {', '.join(sorted(config.extensions))}, or give --extensions any"
         )
         if packed := _packed(summary):
-            what = f"{packed} in its folders instead of images; unpack each"
+            what = packed.replace("instead", "in its folders instead")
         raise wrong("--input", config.input, what)
 
 
@@ -148,10 +147,12 @@ def _first_images(config: Config, url: str) -> tuple[list[str], bool]:
 
 
 def _packed(summary: ListingSummary) -> str:
-    """How many files are archives that can't be read where they are; "" if none is."""
+    """That there are archives where there should be images, and how they are unpacked; "" if none is."""
     endings = {ending[ending.rindex(".") :] for ending in _COMPRESSED} | {".tar", ".zip"}
     suffix, count = max(((ending, summary.suffixes[ending]) for ending in sorted(endings)), key=lambda item: item[1])
-    return plural(count, f"{suffix} file") if count else ""
+    unpack = 'unzip "$f" -d' if suffix == ".zip" else 'tar -xf "$f" -C'
+    each = f'for f in *{suffix}; do mkdir "${{f%%.*}}" && {unpack} "${{f%%.*}}"; done'
+    return f"{plural(count, f'{suffix} file')} instead of images; unpack each: {each}" if count else ""
 
 
 def _how_to_unpack(url: str) -> str:
@@ -168,7 +169,7 @@ def _why_no_classes(config: Config, summary: ListingSummary) -> str:
     of_splits = config.layout == "split_class_folders"
     wanted = "DIR/SPLIT/CLASS/image.jpg" if of_splits else "DIR/CLASS/image.jpg"
     if packed := _packed(summary):
-        return f"{packed} instead of class folders; unpack each: {_UNPACK_EACH}"
+        return packed
     files = [file.path for file in islice(tree(config).files(config.input), _MAX_FILES_READ)]
     direct = sum("/" not in path and why_skipped(path, config.extensions) is None for path in files)
     parent, _, name = config.input.rpartition("/")

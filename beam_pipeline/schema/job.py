@@ -275,9 +275,9 @@ class Skipped(Struct, frozen=True):
     hidden: int = 0
     hidden_images: int = 0
     hidden_folders: int = 0
-    links: int = 0
     outside_classes: int = 0
     suffixes: dict[str, int] = {}
+    links: int = 0
 
 
 class Excluded(Struct, frozen=True):

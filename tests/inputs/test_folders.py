@@ -149,7 +149,7 @@ def test_what_is_skipped_is_counted_by_kind_and_adds_up(tmp_path: Path) -> None:
     skipped = ListingSummary()
     for label, images in (("a", ["a/1.jpg"]), ("b", [])):
         of_folder = ListingSummary()
-        found = list_images(config(tmp_path), ClassFolder(f"{label}/", label, None), of_folder)
+        found = list_images(config(tmp_path), ClassFolder(f"{label}/", label, None, f"{label}/"), of_folder)
         assert [ref.path for ref in found] == images
         skipped.merge(of_folder)
     assert skipped.hidden == 3
@@ -287,7 +287,9 @@ def test_what_is_wrong_with_a_bucket(gcs: Gcs) -> None:
     check_input(config(f"{url}/"))
     gcs.put(bucket, "a.tgz", b"an archive")
     gcs.put(bucket, "b.tar/a/1.jpg", b"1")
-    assert refused(config(f"{url}/a.tgz")).startswith(f"--input '{url}/a.tgz': an archive, not a folder; copy it to")
+    assert refused(config(f"{url}/a.tgz")).startswith(
+        f"--input '{url}/a.tgz': an archive that can't be read in place; "
+    )
     check_input(config(f"{url}/b.tar"))
 
 
