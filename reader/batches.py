@@ -9,11 +9,14 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
 import logging
 import os
-from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal, ParamSpec, TypeVar
 
+from beam_pipeline.errors import UsageError
 from reader.augment import Augment
 from reader.balance import Weights, parse_balance
 from reader.cache import Cache
@@ -23,17 +26,42 @@ from reader.info import DatasetInfo, as_info
 from reader.position import WINDOW_RUNS, Phase, Position
 from reader.select import Classes, Where, select
 from reader.stream import EvalBatches, TrainBatches
+from reader.tables import nearest
 
 _LOG = logging.getLogger("reader")
 
-Info = DatasetInfo | str | os.PathLike[str]
+Dataset = DatasetInfo | str | os.PathLike[str]
 ImageSize = int | tuple[int, int] | None
 Labels = Literal["int", "one_hot"]
 OnError = Literal["raise", "skip"]
 
+# Arguments of other libraries' readers → what to give here.
+_ELSEWHERE = {
+    "batch_size": "give global_batch_size=, the records that all hosts together read in a step",
+    "shuffle": "train_batches always shuffles, eval_batches reads in file order",
+}
+Arguments = ParamSpec("Arguments")
+Result = TypeVar("Result")
 
+
+def names_arguments(function: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
+    """The function, whose error for an argument that it hasn't is a `UsageError` that says what was meant."""
+    known = inspect.signature(function).parameters
+
+    @functools.wraps(function)
+    def call(*args: Arguments.args, **kwargs: Arguments.kwargs) -> Result:
+        for name in kwargs:
+            if name not in known:
+                meant = _ELSEWHERE if "global_batch_size" in known else {}
+                raise UsageError(f"there is no argument {name}=: {meant.get(name) or nearest(name, known)}")
+        return function(*args, **kwargs)
+
+    return call
+
+
+@names_arguments
 def train_batches(
-    info: Info,
+    dataset: Dataset,
     split: str,
     *,
     global_batch_size: int,
@@ -59,7 +87,7 @@ def train_batches(
     that was read to its end stopped, so no record is dropped between epochs. Leaving an iteration early moves nothing.
 
     Args:
-        info: from `load_info`, or the dataset's URL.
+        dataset: what `load_info` returned, or the URL.
         split: TFDS split string, such as `train`, `train[:10%]`, `train+validation`.
         global_batch_size: records that all hosts together read in a step.
         image_size: side or (height, width) in pixels; None for the stored size.
@@ -111,8 +139,9 @@ def train_batches(
     return batches if position is None else batches.at(position)
 
 
+@names_arguments
 def eval_batches(
-    info: Info,
+    dataset: Dataset,
     split: str,
     *,
     global_batch_size: int,
@@ -156,10 +185,10 @@ def _resolved(arguments: dict[str, Any]) -> dict[str, Any]:
         host = AutoHost(*process_of_several())
     if host is None and (several := process_of_several()[1]) > 1:
         warn_once("no host= is given, so each of %d processes reads every record: give host='auto'", several)
-    info, split = as_info(arguments["info"]), arguments["split"]
+    info, split = as_info(arguments["dataset"]), arguments["split"]
     balance, epoch_records = arguments.get("balance"), arguments.get("epoch_records")
     where = select(info, split, arguments["classes"], arguments["where"], or_all=balance is not None)
-    resolved = {**arguments, "info": info, "host": host, "classes": None, "where": where}
+    resolved = {**arguments, "dataset": info, "host": host, "classes": None, "where": where}
     if "balance" in arguments:
         resolved |= {"balance": parse_balance(where, balance, epoch_records), "epoch_records": None}
     return resolved
@@ -167,7 +196,7 @@ def _resolved(arguments: dict[str, Any]) -> dict[str, Any]:
 
 def _beginning(arguments: Mapping[str, Any]) -> Position:
     """Where the first epoch begins."""
-    info, split = arguments["info"], arguments["split"]
+    info, split = arguments["dataset"], arguments["split"]
     seed, window_runs = arguments.get("seed"), arguments.get("window_runs")
     _, hosts, replicas = share_of_host(arguments["host"])
     batch = integer("global_batch_size", arguments["global_batch_size"])

@@ -21,7 +21,7 @@ from beam_pipeline import schema
 from beam_pipeline.errors import UsageError
 from beam_pipeline.schema.table import name_hash, order_key
 from beam_pipeline.text import plural
-from reader.batches import ImageSize, Info
+from reader.batches import Dataset, ImageSize, names_arguments
 from reader.features import features_of, note_boxes, pick_features
 from reader.info import DatasetInfo, as_info
 from reader.machine import cpu_count
@@ -39,8 +39,9 @@ _KEPT_BYTES = 64 << 20
 _REMOTE_READS = 32  # at once; local files are read by a thread a core, which decodes as well
 
 
+@names_arguments
 def records(
-    info: Info,
+    dataset: Dataset,
     split: str,
     *,
     decode: bool = True,
@@ -56,7 +57,7 @@ def records(
     are in file order, as `eval_batches` reads. For training `train_batches` is faster: see docs/reader.md.
 
     Args:
-        info: what `load_info` returned, or the URL.
+        dataset: what `load_info` returned, or the URL.
         split: TFDS split string, such as `train[:10%]`.
         decode: False for images as they are stored: the bytes of a JPEG or PNG file.
         image_size: side or (height, width) in pixels; None for the size at which each image is stored.
@@ -68,8 +69,8 @@ def records(
         UsageError: no such split, feature, class or size, or nothing is selected.
         ImageShardsError: the version is compressed.
     """
-    info = as_info(info)
-    where = select(info, split, classes, where)
+    dataset = as_info(dataset)
+    where = select(dataset, split, classes, where)
     return Records(locals())
 
 
@@ -86,7 +87,7 @@ class Records:
     """
 
     def __init__(self, arguments: dict[str, Any]) -> None:
-        info: DatasetInfo = arguments["info"]
+        info: DatasetInfo = arguments["dataset"]
         split: str = arguments["split"]
         size, names = arguments["image_size"], arguments["features"]
         selection: Selection | None = arguments["where"]

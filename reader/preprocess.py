@@ -111,7 +111,7 @@ def why(reject: Reject) -> str:
 
 def decode(
     data: bytes,
-    info: DatasetInfo | str | os.PathLike[str],
+    dataset: DatasetInfo | str | os.PathLike[str],
     image_size: int | tuple[int, int] | None = None,
     resize_mode: str = "crop",
 ) -> Pixels:
@@ -122,7 +122,7 @@ def decode(
 
     Args:
         data: the content of an image file, of any kind that `imageshards write` reads.
-        info: what `load_info` returned; or the URL, whose manifest is then read at each call.
+        dataset: what `load_info` returned; or the URL, whose manifest is then read at each call.
         image_size, resize_mode: as training had them in `train_batches`.
 
     Returns:
@@ -134,7 +134,7 @@ def decode(
     """
     if not isinstance(data, bytes | bytearray | memoryview):
         raise UsageError(f"decode takes the content of an image file as bytes, got {type(data).__name__}")
-    info = as_info(info)
+    info = as_info(dataset)
     size = target_size(info.image, image_size)
     return Preprocessing(info.manifest, FOREIGN_KEY in info.manifest, size, resize_mode).decode(data)
 

@@ -197,7 +197,7 @@ class Batches:
     _build: ClassVar[Callable[..., Batches]]
 
     def __init__(self, arguments: Mapping[str, Any], start: Position) -> None:
-        info, labels, on_error = arguments["info"], arguments["labels"], arguments["on_error"]
+        info, labels, on_error = arguments["dataset"], arguments["labels"], arguments["on_error"]
         if labels not in ("int", "one_hot"):
             raise UsageError(f"labels must be int or one_hot, got {labels!r}")
         if on_error not in ("raise", "skip"):
@@ -230,7 +230,7 @@ class Batches:
         self._opened_elsewhere: Callable[[], _Opened | None] = lambda: None  # of the batches that this is `light` of
 
     def __repr__(self) -> str:
-        info, split = self._arguments["info"], self._arguments["split"]
+        info, split = self._arguments["dataset"], self._arguments["split"]
         host = f", host {self.host} of {self.hosts}" if self.hosts > 1 else ""
         images = f"{self.batch_size} images {'x'.join(map(str, self.shape))}"
         more = "".join(f", {name}" for name in self.features)
@@ -377,7 +377,7 @@ class Batches:
         return batches
 
     def _open(self) -> _Opened:
-        info, split, cache, where = (self._arguments[name] for name in ("info", "split", "cache", "where"))
+        info, split, cache, where = (self._arguments[name] for name in ("dataset", "split", "cache", "where"))
         weights = self._arguments.get("balance")
         source = open_source(info, split, self._skips, cache, where, with_labels=weights is not None)
         table = source.reader.table
@@ -538,6 +538,14 @@ class EvalBatches(Batches):
 
     def _arrays(self, batch: Batch) -> Element:
         return *super()._arrays(batch), batch.weights
+
+
+def check_batches(given: object, function: str) -> None:
+    """Raise UsageError if a function was given something else than batches."""
+    if not isinstance(given, Batches):
+        raise UsageError(
+            f"imageshards.{function}({type(given).__name__}): give what train_batches or eval_batches returned"
+        )
 
 
 def open_source(

@@ -26,8 +26,11 @@ def resolve(config: Config, for_output: bool = True) -> Config:
     """Check the input and read the small files that the configuration names.
 
     Raises:
-        UsageError: as `checks.check_input`, `check_places` and the readers of labels and manifests say.
+        UsageError: it is no `Config`; as `checks.check_input`, `check_places` and the readers of labels and manifests
+            say.
     """
+    if not isinstance(config, Config):
+        raise UsageError(f"{config!r}: give an imageshards.Config")
     seconds = config.first_contact_s
     encoding = sys.getfilesystemencoding()
     if storage.is_local(config.input) and encoding != "utf-8":  # names would be others elsewhere

@@ -114,7 +114,7 @@ class BenchResult:
     conditions: dict[str, Any]  # what the rows hold for: the arguments, the dataset and the machine
     rows: list[Row]  # one for each way to read
 
-    def __str__(self) -> str:
+    def __repr__(self) -> str:
         width = max(len(row.name) for row in self.rows)
         heads = "images/s (slowest to fastest)  CPU s/1,000  requests/1,000  kB/image  % of decode-only (time / CPU)"
         lines = [self.title, f"{'':{width}}  {heads}"]

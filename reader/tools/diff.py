@@ -54,7 +54,7 @@ class Difference:
     def __bool__(self) -> bool:
         return any(self.counts.values()) or bool(self.classes or self.configuration)
 
-    def __str__(self) -> str:
+    def __repr__(self) -> str:
         if not self:
             return f"{self.a} and {self.b} hold the same images"
         words = {"changed": "with other bytes", "moved_split": "in another split"}

@@ -90,7 +90,7 @@ class Duplicates:
     def __bool__(self) -> bool:
         return self.groups > 0
 
-    def __str__(self) -> str:
+    def __repr__(self) -> str:
         records, same = plural(self.records, "image"), f"the same {'stored ' * (self.compared == 'stored')}bytes"
         if not self:
             return f"no two of {records} have {same}"

@@ -74,7 +74,7 @@ class Report:
     def __bool__(self) -> bool:
         return self.ok
 
-    def __str__(self) -> str:
+    def __repr__(self) -> str:
         if self.faults:
             return f"{plural(len(self.faults), 'fault')} in {self.dataset}; {self.fix}"
         decoded = {"all": "all images decode", "sample": "1 image in 64 decoded", "none": "no image decoded"}

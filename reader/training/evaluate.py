@@ -82,7 +82,7 @@ class Evaluation:
     out: str
     warnings: tuple[str, ...]
 
-    def __str__(self) -> str:
+    def __repr__(self) -> str:
         top5 = "" if self.top5 is None else f"top-5 {self.top5:.4f}, "
         head = f"{self.split}: {plural(self.images, 'image')}, accuracy {self.accuracy:.4f}, {top5}loss {self.loss:.4f}"
         return "\n".join((head, *self._table(), f"written to {self.out}"))

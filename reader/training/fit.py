@@ -16,7 +16,7 @@ from typing import Any
 
 import keras
 
-from beam_pipeline.errors import ImageShardsError, from_worker
+from beam_pipeline.errors import ImageShardsError, UsageError, from_worker
 from beam_pipeline.text import plural
 from reader.info import DatasetInfo, as_info
 from reader.position import Position
@@ -55,7 +55,7 @@ class TrainResult:
     best_epoch: int
     verdict: str
 
-    def __str__(self) -> str:
+    def __repr__(self) -> str:
         best = next((line for line in self.epochs if line["epoch"] == self.best_epoch), None)
         if best is None:  # somebody deleted metrics.jsonl
             return f"{self.verdict}\n{self.out}/{out_folder.MODEL_FILE}"
@@ -65,7 +65,7 @@ class TrainResult:
 
 
 def train(
-    info: DatasetInfo | str | os.PathLike[str],
+    dataset: DatasetInfo | str | os.PathLike[str],
     options: TrainOptions | None = None,
     report: Tell = lambda line: None,
     command: str = "",
@@ -73,7 +73,7 @@ def train(
     """Train an image classifier, or resume an unfinished run, and write all that comes out of it.
 
     Args:
-        info: what `load_info` returned, or the URL.
+        dataset: what `load_info` returned, or the URL.
         options: what to train and how; None lets the dataset decide.
         report: is given a line at the beginning and after each epoch, such as `print`.
         command: the command line, for run.json.
@@ -82,7 +82,9 @@ def train(
         UsageError: an option can't be used with this dataset, these devices or this folder.
         ImageShardsError: the dataset can't be read or the folder written, or a signal stopped the run.
     """
-    info, options = as_info(info), options or TrainOptions()
+    info, options = as_info(dataset), TrainOptions() if options is None else options
+    if not isinstance(options, TrainOptions):
+        raise UsageError(f"options={options!r}: give imageshards.TrainOptions(…)")
     with use_devices(options) as devices, _our_errors():
         recipe = make_recipe(info, options, devices.count)
         out, run = open_out(options.out, info.name, recipe.configuration(info), devices.is_first)

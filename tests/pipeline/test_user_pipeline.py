@@ -6,6 +6,7 @@ import re
 import shutil
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import apache_beam as beam
 import pytest
@@ -138,6 +139,14 @@ def test_a_mistake_is_told_when_the_transform_is_applied_and_nothing_is_written(
         with pytest.raises(UsageError, match="no such folder"), beam.Pipeline(runner="FnApiRunner") as pipeline:
             pipeline | transform(config(tmp_path / "missing", tmp_path / "out"))
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("transform", [ListImages, ReadImages, WriteDataset])
+def test_a_transform_takes_a_config(transform: Any) -> None:
+    for given in ("photos", {"input": "photos"}):
+        with pytest.raises(UsageError) as caught:
+            beam.Pipeline(runner="FnApiRunner") | transform(given)
+        assert str(caught.value) == f"{given!r}: give an imageshards.Config"
 
 
 def test_a_transform_that_is_applied_but_not_run_leaves_nothing(folder: Path, tmp_path: Path) -> None:

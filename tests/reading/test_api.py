@@ -144,6 +144,11 @@ def test_batches_are_shown_in_one_line(info: reader.DatasetInfo) -> None:
     assert repr(evals) == f"EvalBatches({name} train: {len(evals)} batches of 8 {size})"
 
 
+def test_a_result_is_shown_as_the_command_prints_it(info: reader.DatasetInfo) -> None:
+    records = sum(split.records for split in info.splits.values())
+    assert repr(reader.verify(info)) == f"OK: {records} records in 3 shards, all images decode"
+
+
 NO_URLS: list[Any] = [None, 3, b"photos", ["photos"] * 1000, {}, "a\0b"]
 
 
@@ -215,6 +220,46 @@ def test_a_wrong_argument_is_named_in_one_line(
     with pytest.raises(ValueError, match=message) as caught:
         build(info, split, global_batch_size=size, **options)
     assert "\n" not in str(caught.value) and len(str(caught.value)) < 300
+
+
+@BUILDERS
+def test_an_argument_that_there_isnt_is_one_line_with_what_is_meant(info: reader.DatasetInfo, build: Any) -> None:
+    for name, message in (
+        ("batch_size", "give global_batch_size=, the records that all hosts together read in a step"),
+        ("shuffle", "train_batches always shuffles, eval_batches reads in file order"),
+        ("imagesize", "did you mean 'image_size'?"),
+    ):
+        with pytest.raises(UsageError) as caught:
+            build(info, "train", **{name: 8})
+        assert str(caught.value) == f"there is no argument {name}=: {message}"
+
+
+def test_what_reads_a_dataset_calls_it_dataset() -> None:
+    names = ["train_batches", "eval_batches", "records", "verify", "diff", "show", "bench", "duplicates", "decode"]
+    names += ["train_dataset", "eval_dataset"] * bool(importlib.util.find_spec("tensorflow"))
+    names += ["train", "evaluate"] * bool(importlib.util.find_spec("keras"))
+    for name in names:
+        parameters = [*inspect.signature(getattr(reader, name)).parameters]
+        assert parameters.index("dataset") == (name in ("decode", "evaluate")), name
+
+
+def test_train_takes_its_options_as_train_options(info: reader.DatasetInfo) -> None:
+    pytest.importorskip("keras", reason="Keras is not installed: pip install 'imageshards[train]'")
+    for given in ({"epochs": 1}, {}):
+        with pytest.raises(UsageError) as caught:
+            reader.train(info, given)  # type: ignore[arg-type]
+        assert str(caught.value) == f"options={given}: give imageshards.TrainOptions(…)"
+
+
+@pytest.mark.parametrize("adapter", ["as_tf", "as_jax", "as_torch"])
+def test_an_adapter_is_given_batches(info: reader.DatasetInfo, adapter: str) -> None:
+    pytest.importorskip({"as_tf": "tensorflow", "as_jax": "jax", "as_torch": "torch"}[adapter])
+    mesh = [None] * (adapter == "as_jax")
+    for given in (info, info.url, [1]):
+        with pytest.raises(UsageError) as caught:
+            getattr(reader, adapter)(given, *mesh)
+        expected = f"imageshards.{adapter}({type(given).__name__}): give what train_batches or eval_batches returned"
+        assert str(caught.value) == expected
 
 
 @BUILDERS
