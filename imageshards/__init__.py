@@ -23,7 +23,6 @@ from beam_pipeline.errors import EXIT_OK, ImageShardsError, UsageError, print_er
 from beam_pipeline.names import SHELVES, no_attribute
 
 if TYPE_CHECKING:  # for editors
-    from beam_pipeline.cli.run import run as write  # noqa: F401
     from beam_pipeline.config import Config as Config
     from beam_pipeline.errors import ImageShardsError as ImageShardsError
     from beam_pipeline.schema.manifest import Manifest as Manifest
@@ -55,15 +54,18 @@ if TYPE_CHECKING:  # for editors
     from reader.training.predict import predict as predict
     from reader.training.run import load_run as load_run
 
+    write = beam_pipeline.run
+else:  # a type checker would take any name for one that exists
+
+    def __getattr__(name: str) -> Any:
+        if name in ("beam", "tools"):
+            return importlib.import_module(f"imageshards.{name}")
+        if name == "__all__":
+            return __dir__()
+        return public("imageshards", name)
+
+
 __version__ = beam_pipeline.__version__
-
-
-def __getattr__(name: str) -> Any:
-    if name in ("beam", "tools"):
-        return importlib.import_module(f"imageshards.{name}")
-    if name == "__all__":
-        return __dir__()
-    return public("imageshards", name)
 
 
 def __dir__() -> list[str]:

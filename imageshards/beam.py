@@ -15,12 +15,13 @@ if TYPE_CHECKING:  # for editors
     from beam_pipeline.transforms import ReadImages as ReadImages
     from beam_pipeline.transforms import RejectLine as RejectLine
     from beam_pipeline.transforms import WriteDataset as WriteDataset
+else:  # a type checker would take any name for one that exists
+
+    def __getattr__(name: str) -> Any:
+        return public(__name__, name)
+
 
 __all__ = sorted(SHELVES[__name__])
-
-
-def __getattr__(name: str) -> Any:
-    return public(__name__, name)
 
 
 def __dir__() -> list[str]:

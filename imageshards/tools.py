@@ -15,12 +15,13 @@ if TYPE_CHECKING:  # for editors
     from reader.tools.rejects import rejects as rejects
     from reader.tools.show import show as show
     from reader.tools.verify import verify as verify
+else:  # a type checker would take any name for one that exists
+
+    def __getattr__(name: str) -> Any:
+        return public(__name__, name)
+
 
 __all__ = sorted(SHELVES[__name__])
-
-
-def __getattr__(name: str) -> Any:
-    return public(__name__, name)
 
 
 def __dir__() -> list[str]:

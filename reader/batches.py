@@ -22,7 +22,7 @@ from reader.balance import Weights, parse_balance
 from reader.cache import Cache
 from reader.features import warn_once
 from reader.hosts import AutoHost, Host, batch_size_of, integer, process_of_several, share_of_host
-from reader.info import DatasetInfo, as_info
+from reader.info import DatasetInfo, load_info
 from reader.position import WINDOW_RUNS, Phase, Position
 from reader.select import Classes, Where, select
 from reader.stream import EvalBatches, TrainBatches
@@ -185,7 +185,7 @@ def _resolved(arguments: dict[str, Any]) -> dict[str, Any]:
         host = AutoHost(*process_of_several())
     if host is None and (several := process_of_several()[1]) > 1:
         warn_once("no host= is given, so each of %d processes reads every record: give host='auto'", several)
-    info, split = as_info(arguments["dataset"]), arguments["split"]
+    info, split = load_info(arguments["dataset"]), arguments["split"]
     balance, epoch_records = arguments.get("balance"), arguments.get("epoch_records")
     where = select(info, split, arguments["classes"], arguments["where"], or_all=balance is not None)
     resolved = {**arguments, "dataset": info, "host": host, "classes": None, "where": where}

@@ -239,21 +239,23 @@ class DatasetInfo:
         return list(dict.fromkeys(part.split for part in self.ranges(split)))
 
 
-def load_info(url: str | os.PathLike[str]) -> DatasetInfo:
+def load_info(dataset: DatasetInfo | str | os.PathLike[str]) -> DatasetInfo:
     """Read and check the manifest of a published dataset.
 
     Args:
-        url: folder of one version, `gs://bucket/datasets/flowers/1.0.0`; or of all versions, for the newest that is
-            published; or with a pattern, `gs://bucket/datasets/flowers:1.*.*`, for the newest that matches it.
+        dataset: folder of one version, `gs://bucket/datasets/flowers/1.0.0`; or of all versions, for the newest that is
+            published; or with a pattern, `gs://bucket/datasets/flowers:1.*.*`, for the newest that matches it. A
+            `DatasetInfo` is returned unchanged.
 
     Raises:
         NotPublishedError: no manifest there, or an invalid one; says what was found and what to do.
         StorageError: the storage can't be reached.
     """
-    if not isinstance(url, str | os.PathLike) or not isinstance(os.fspath(url), str) or "\0" in os.fspath(url):
-        shown = reprlib.repr(url) + " (datasets aren't mixed, docs/faq.md)" * isinstance(url, list | tuple)
+    if isinstance(dataset, DatasetInfo):
+        return dataset
+    if not isinstance(dataset, str | os.PathLike) or not isinstance(given := os.fspath(dataset), str) or "\0" in given:
+        shown = reprlib.repr(dataset) + " (datasets aren't mixed, docs/faq.md)" * isinstance(dataset, list | tuple)
         raise UsageError(f"no dataset: {shown}: give its URL or path, or what imageshards.load_info returns")
-    given = os.fspath(url)
     pattern = _WITH_VERSION.fullmatch(given)
     url = normalize(pattern["folder"] if pattern else given)
     storage = open_storage(url)
@@ -332,11 +334,6 @@ def _has_images(storage: Storage, url: str, names: Sequence[str], depth: int = 2
         return True
     folders = [f"{url}/{name}".rstrip("/") for name in names if name.endswith("/")][:_SEARCHED_FOLDERS] if depth else []
     return any(_has_images(storage, folder, storage.names(folder), depth - 1) for folder in folders)
-
-
-def as_info(info: DatasetInfo | str | os.PathLike[str]) -> DatasetInfo:
-    """What a builder was given as `info`: a `DatasetInfo`, or the URL or path of which one is loaded."""
-    return info if isinstance(info, DatasetInfo) else load_info(info)
 
 
 def _typed(url: str, raw: dict[str, Any], manifest: Content) -> DatasetInfo:

@@ -12,7 +12,7 @@ import numpy as np
 
 from beam_pipeline.errors import UsageError
 from reader.hosts import AutoHost
-from reader.stream import Batches, BatchIterator, Element, EvalBatches, TrainBatches, check_batches
+from reader.stream import Batches, BatchIterator, Element, EvalBatches, TrainBatches
 
 # One that is being copied while the next is decoded. More only costs the device's memory.
 _BATCHES_AHEAD = 2
@@ -131,7 +131,7 @@ def as_jax(batches: Batches, mesh: jax.sharding.Mesh | jax.sharding.Sharding) ->
         UsageError: the batches' host has other rows than this process's devices; the batch can't be spread evenly, or
             isn't padded; while iterating, JAX has no array for a feature, or would wrap an integer.
     """
-    check_batches(batches, "as_jax")
+    Batches.check_given(batches, "as_jax")
     if isinstance(mesh, jax.sharding.Mesh):
         mesh = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(mesh.axis_names[0]))
     if not isinstance(mesh, jax.sharding.Sharding):

@@ -23,7 +23,7 @@ from beam_pipeline.schema.table import name_hash, order_key
 from beam_pipeline.text import plural
 from reader.batches import Dataset, ImageSize, names_arguments
 from reader.features import features_of, note_boxes, pick_features
-from reader.info import DatasetInfo, as_info
+from reader.info import DatasetInfo, load_info
 from reader.machine import cpu_count
 from reader.pixels import ImageDecoder, decode_pixels, stored_shape
 from reader.rows import RecordRows
@@ -69,7 +69,7 @@ def records(
         UsageError: no such split, feature, class or size, or nothing is selected.
         ImageShardsError: the version is compressed.
     """
-    dataset = as_info(dataset)
+    dataset = load_info(dataset)
     where = select(dataset, split, classes, where)
     return Records(locals())
 

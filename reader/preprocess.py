@@ -25,7 +25,7 @@ from beam_pipeline.images.resize import RESAMPLING
 from beam_pipeline.schema import RejectReason
 from beam_pipeline.schema.manifest import FOREIGN_KEY
 from beam_pipeline.text import one_line
-from reader.info import DatasetInfo, ImageInfo, as_info
+from reader.info import DatasetInfo, ImageInfo, load_info
 from reader.pixels import MAX_PIXELS, ImageDecoder, Pixels, UndecodableImageError, in_8_bits, target_size
 from reader.tools.rejects import in_words
 
@@ -134,7 +134,7 @@ def decode(
     """
     if not isinstance(data, bytes | bytearray | memoryview):
         raise UsageError(f"decode takes the content of an image file as bytes, got {type(data).__name__}")
-    info = as_info(dataset)
+    info = load_info(dataset)
     size = target_size(info.image, image_size)
     return Preprocessing(info.manifest, FOREIGN_KEY in info.manifest, size, resize_mode).decode(data)
 

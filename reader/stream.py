@@ -236,6 +236,14 @@ class Batches:
         more = "".join(f", {name}" for name in self.features)
         return f"{type(self).__name__}({info.name} {info.version} {split}{host}: {len(self)} batches of {images}{more})"
 
+    @staticmethod
+    def check_given(given: object, function: str) -> None:
+        """Raise UsageError if a function was given something else than batches."""
+        if not isinstance(given, Batches):
+            raise UsageError(
+                f"imageshards.{function}({type(given).__name__}): give what train_batches or eval_batches returned"
+            )
+
     def __len__(self) -> int:
         """Batches of one iteration."""
         return self.steps * self._replicas
@@ -538,14 +546,6 @@ class EvalBatches(Batches):
 
     def _arrays(self, batch: Batch) -> Element:
         return *super()._arrays(batch), batch.weights
-
-
-def check_batches(given: object, function: str) -> None:
-    """Raise UsageError if a function was given something else than batches."""
-    if not isinstance(given, Batches):
-        raise UsageError(
-            f"imageshards.{function}({type(given).__name__}): give what train_batches or eval_batches returned"
-        )
 
 
 def open_source(

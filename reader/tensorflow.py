@@ -14,7 +14,7 @@ from beam_pipeline.errors import UsageError
 from reader.batches import eval_batches, train_batches
 from reader.features import Feature
 from reader.hosts import process_of_several
-from reader.stream import Batches, EvalBatches, check_batches
+from reader.stream import Batches, EvalBatches
 
 Arguments = ParamSpec("Arguments")
 
@@ -41,7 +41,7 @@ def as_tf(batches: Batches) -> tf.data.Dataset:
             of several processes, such as a worker of TF_CONFIG, and `host` wasn't given.
         While iterating, errors of the batches as TensorFlow's, whose text names file, record and byte offset.
     """
-    check_batches(batches, "as_tf")
+    Batches.check_given(batches, "as_tf")
     if batches.given_host is None and (several := process_of_several()[1]) > 1:
         raise UsageError(
             f"no host= is given, so each of {several} processes would read every record: give host=context in "

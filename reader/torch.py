@@ -26,7 +26,7 @@ from reader.augment import RandomResizedCrop, flip, flip_crop
 from reader.features import Feature
 from reader.pixels import call_user
 from reader.rows import RecordRows
-from reader.stream import Batches, BatchIterator, Element, EvalBatches, State, check_batches
+from reader.stream import Batches, BatchIterator, Element, EvalBatches, State
 
 Transform = Callable[..., Any]
 
@@ -39,7 +39,7 @@ class TorchBatches(IterableDataset[Any]):  # type: ignore[misc]  # mypy does not
     """
 
     def __init__(self, batches: Batches, transform: Transform | None = None) -> None:
-        check_batches(batches, "as_torch")
+        Batches.check_given(batches, "as_torch")
         if transform is not None:
             if not callable(transform):
                 raise UsageError(

@@ -108,11 +108,40 @@ def test_the_public_names_are_these() -> None:
 def test_every_name_loads_and_is_what_editors_see(shelf: ModuleType) -> None:
     """What type checkers import is what is loaded on first use."""
     (block,) = (node for node in ast.parse(Path(shelf.__file__ or "").read_text()).body if isinstance(node, ast.If))
-    seen = {name.asname: (node.module, name.name) for node in block.body for name in getattr(node, "names", ())}
+    imports = [node for node in block.body if isinstance(node, ast.ImportFrom)]
+    seen = {str(name.asname or name.name): (str(node.module), name.name) for node in imports for name in node.names}
+    seen |= {"write": ("beam_pipeline", "run")} if shelf is imageshards else {}
     assert seen.keys() | {"__version__"} == {*shelf.__all__, "__version__"}
     for name, (module, original) in seen.items():
         home = importlib.import_module(module)
         assert getattr(shelf, name) is getattr(home, original)
+
+
+PROGRAM = """
+import imageshards
+from imageshards import beam, tools
+
+info: imageshards.DatasetInfo = imageshards.load_info("photos")
+written: imageshards.Manifest | None = imageshards.write(imageshards.Config(input="a", output="b", name="c"))
+batches: imageshards.TrainBatches = imageshards.train_batches(info, "train", global_batch_size=4)
+report, transform = tools.verify(info), beam.ListImages(imageshards.Config(input="a", output="b", name="c"))
+reveal_type(report.faults[0])
+imageshards.train_batches(info, "train", batch_size=4)
+imageshards.verify
+"""
+
+
+@pytest.mark.soak
+def test_a_users_type_checker_knows_every_shelf_and_no_name_that_isnt_there(tmp_path: Path) -> None:
+    (tmp_path / "program.py").write_text(PROGRAM)
+    command = [sys.executable, "-m", "mypy", "--strict", "--cache-dir", tmp_path, tmp_path / "program.py"]
+    said = subprocess.run(command, cwd=make.ROOT, capture_output=True, text=True).stdout
+    assert [line.partition(": ")[2] for line in said.splitlines() if "program.py" in line] == [
+        'note: Revealed type is "reader.tools.verify.Fault"',
+        'error: Unexpected keyword argument "batch_size" for "train_batches"  [call-arg]',
+        'note: "train_batches" defined in "reader.batches"',
+        'error: Module has no attribute "verify"  [attr-defined]',
+    ], said
 
 
 def test_a_name_that_isnt_there_says_where_it_is_or_what_may_be_meant() -> None:

@@ -31,7 +31,7 @@ from beam_pipeline.schema.manifest import FOREIGN_KEY
 from beam_pipeline.text import plural
 from reader.example import ImageFinder
 from reader.hosts import integer
-from reader.info import DatasetInfo, as_info
+from reader.info import DatasetInfo, load_info
 from reader.machine import cpu_count
 from reader.pixels import ImageDecoder, UndecodableImageError
 from reader.preprocess import PhotoError, Preprocessing
@@ -189,7 +189,7 @@ def bench(
         UsageError: no such split, a number is out of bounds, or there are no images in `against`.
         ImageShardsError: a shard is missing or truncated, a record is corrupt, or no image of `against` decodes.
     """
-    info, folder = as_info(dataset), storage.normalize(os.fspath(against)) if against else ""
+    info, folder = load_info(dataset), storage.normalize(os.fspath(against)) if against else ""
     numbers = {"images": images, "batch_size": batch_size, "image_size": image_size, "repeats": repeats}
     for name, number in numbers.items():
         integer(name, number, 1)

@@ -15,7 +15,7 @@ from numpy.lib.recfunctions import repack_fields
 from beam_pipeline.errors import CorruptRecordError, ImageShardsError, UsageError
 from beam_pipeline.schema.manifest import FOREIGN_KEY, Shard
 from beam_pipeline.text import first_few, name_line, plural
-from reader.info import DatasetInfo, as_info, version_before
+from reader.info import DatasetInfo, load_info, version_before
 from reader.tools.read import read_filenames
 
 KINDS = ("added", "removed", "changed", "moved", "relabelled", "moved_split")
@@ -94,8 +94,8 @@ def diff(
         UsageError: one is an index of third-party files, whose records have no names; or no version is earlier.
         ImageShardsError: a record whose name is shown is corrupt.
     """
-    given = as_info(dataset)
-    versions = (version_before(given), given) if other is None else (given, as_info(other))
+    given = load_info(dataset)
+    versions = (version_before(given), given) if other is None else (given, load_info(other))
     for info in versions:
         if FOREIGN_KEY in info.manifest:
             raise UsageError(f"{info.url}: its records were not written by imageshards, so they have no names")

@@ -28,7 +28,7 @@ from beam_pipeline.schema.manifest import FOREIGN_KEY, Shard, builtins_of
 from beam_pipeline.storage.causes import translating_os_errors
 from beam_pipeline.text import first_few, name_line, plural
 from reader.example import ImageFinder
-from reader.info import DatasetInfo, as_info
+from reader.info import DatasetInfo, load_info
 from reader.runs import Integers
 from reader.tables import Array
 from reader.tools.read import read_filenames, read_records
@@ -119,7 +119,7 @@ def duplicates(dataset: DatasetInfo | str | os.PathLike[str], out: str | os.Path
         UsageError: `out` can't be written.
         ImageShardsError: the dataset has no record tables, or a file isn't what was published.
     """
-    info = as_info(dataset)
+    info = load_info(dataset)
     splits = [name for name, split in info.splits.items() if split.records]
     with nullcontext() if out is None else _published(os.fspath(out)) as file:
         md5s, first, rows = _group(info, splits)

@@ -8,7 +8,7 @@ import os
 from beam_pipeline import schema, storage
 from beam_pipeline.errors import ImageShardsError
 from beam_pipeline.text import plural
-from reader.info import DatasetInfo, as_info
+from reader.info import DatasetInfo, load_info
 
 
 def checked_sizes(info: DatasetInfo) -> dict[str, int]:
@@ -34,7 +34,7 @@ def dataset_hash(url: DatasetInfo | str | os.PathLike[str]) -> str:
     Over the manifest and each file in its folder that the manifest names, in order of the relative path as UTF-8: path,
     NUL, size in decimal, NUL, content. Raises StorageError.
     """
-    info, digest = as_info(url), hashlib.sha256()
+    info, digest = load_info(url), hashlib.sha256()
     shards = {shard.file for split in info.splits.values() for shard in split.shards}
     named = {schema.MANIFEST_FILE, *info.manifest["files"], *info.tables, *shards}
     files = {schema.relative_path_bytes(file.path): file for file in info.storage.files(info.url) if file.path in named}

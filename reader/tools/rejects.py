@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from beam_pipeline import schema, storage
 from beam_pipeline.errors import ImageShardsError, NotPublishedError
 from beam_pipeline.schema import RejectReason
-from reader.info import DatasetInfo, as_info
+from reader.info import DatasetInfo, load_info
 
 _SHOWN = 5
 # `{what}` is a format, `{limit}` the limit that was passed; both from the detail.
@@ -85,7 +85,7 @@ def find_rejects(dataset: DatasetInfo | str | os.PathLike[str]) -> tuple[Dataset
     """A dataset and its rejects.jsonl; no dataset if a job failed for its rejects, which left the file in its state."""
     given = dataset.removesuffix(f"/{schema.REJECTS_FILE}") if isinstance(dataset, str) else dataset
     try:
-        return (info := as_info(given)), info.path(schema.REJECTS_FILE)
+        return (info := load_info(given)), info.path(schema.REJECTS_FILE)
     except NotPublishedError:
         folder = storage.normalize(os.fspath(given))  # type: ignore[arg-type]
         store, state, (parent, _, name) = storage.open_storage(folder), schema.STATE_FOLDER, folder.rpartition("/")

@@ -20,7 +20,7 @@ from reader import order
 from reader.augment import BY_NAME, Augment
 from reader.example import ImageFinder
 from reader.hosts import integer
-from reader.info import DatasetInfo, as_info
+from reader.info import DatasetInfo, load_info
 from reader.pixels import Encoded, ImageDecoder, Pixels, decode_pixels, stored_shape, target_size
 from reader.select import Classes, select
 from reader.tools.read import checked_table, filename_of, read_records
@@ -107,7 +107,7 @@ def choose(
         raise UsageError("image_size is the size of augmented images: give augment, too")
     if isinstance(augment, str) and augment not in BY_NAME:
         raise UsageError(f"augment {augment!r}: choose one of {', '.join(BY_NAME)}")
-    info, decode = as_info(dataset), None
+    info, decode = load_info(dataset), None
     is_foreign = FOREIGN_KEY in info.manifest
     if augment is not None:
         function: Any = BY_NAME[augment] if isinstance(augment, str) else augment

@@ -17,7 +17,7 @@ from beam_pipeline.errors import CorruptRecordError, ImageShardsError, StorageEr
 from beam_pipeline.schema.manifest import FOREIGN_KEY, Shard
 from beam_pipeline.text import name_line, plural
 from reader.example import Value, class_id, parse_example
-from reader.info import DatasetInfo, SplitInfo, as_info
+from reader.info import DatasetInfo, SplitInfo, load_info
 from reader.runs import InvalidRecordError
 from reader.tfrecord_files import FileScan, Frame
 from reader.tools.checks import Scanners, check_image, single_bytes, type_name
@@ -102,7 +102,7 @@ def verify(dataset: DatasetInfo | str | os.PathLike[str], *, decode: str = "all"
     """
     if decode not in DECODE:
         raise UsageError(f"--decode {decode!r}: choose one of {', '.join(DECODE)}")
-    info = as_info(dataset)
+    info = load_info(dataset)
     shards = [shard.file for split in info.splits.values() for shard in split.shards]
     sizes = {file.path: file.bytes for file in info.storage.files(info.url)}
     shard_sizes = info.shard_storage.sizes(list(map(info.path, shards)))  # those of an index may be in any folder

@@ -22,7 +22,7 @@ from beam_pipeline.text import first_few, plural
 from reader.batches import eval_batches
 from reader.features import features_of
 from reader.hosts import integer
-from reader.info import DatasetInfo, as_info
+from reader.info import DatasetInfo, load_info
 from reader.select import Classes, Selection, as_renames
 from reader.splits import overlap
 from reader.stream import EvalBatches
@@ -132,7 +132,7 @@ def evaluate(
         UsageError: no such run, split or class; or `out` can't be a folder.
         ImageShardsError: the training isn't finished, or the dataset can't be read.
     """
-    run, info = as_run(run), as_info(dataset)
+    run, info = as_run(run), load_info(dataset)
     chosen = _classes(run, info, classes)
     split, held_out = (split, None) if split else _default_split(run, info, chosen)
     batch_size = min(integer("batch_size", batch_size, 1), info.records(split))

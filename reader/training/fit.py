@@ -18,7 +18,7 @@ import keras
 
 from beam_pipeline.errors import ImageShardsError, UsageError, from_worker
 from beam_pipeline.text import plural
-from reader.info import DatasetInfo, as_info
+from reader.info import DatasetInfo, load_info
 from reader.position import Position
 from reader.training import checkpoint, out_folder, pictures, report
 from reader.training.average import Average
@@ -82,7 +82,7 @@ def train(
         UsageError: an option can't be used with this dataset, these devices or this folder.
         ImageShardsError: the dataset can't be read or the folder written, or a signal stopped the run.
     """
-    info, options = as_info(dataset), TrainOptions() if options is None else options
+    info, options = load_info(dataset), TrainOptions() if options is None else options
     if not isinstance(options, TrainOptions):
         raise UsageError(f"options={options!r}: give imageshards.TrainOptions(…)")
     with use_devices(options) as devices, _our_errors():

@@ -132,6 +132,7 @@ def test_a_verb_is_a_function_whatever_was_imported_before() -> None:
 
 @BUILDERS
 def test_a_dataset_is_given_by_its_info_or_its_url_or_its_path(info: reader.DatasetInfo, build: Any) -> None:
+    assert reader.load_info(info) is info
     for given in (info, info.url, Path(info.url), f"file://{info.url}", f"{info.url}/"):
         assert len(build(given, "train", global_batch_size=4)) in (15, 16)
 
