@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import keras
@@ -29,12 +29,6 @@ def compile_for(model: Model, phase: Phase, recipe: Recipe, devices: Devices) ->
             optimizer.exclude_from_weight_decay([one for one in full.trainable_variables if len(one.shape) < 2])
         full.optimizer.build(full.trainable_variables)
     return metrics
-
-
-def compile_to_evaluate(model: Any, recipe: Recipe, devices: Devices, more: Sequence[Any] = ()) -> None:
-    """Let a model be evaluated with the metrics of training, and more."""
-    metrics = [*_metrics(recipe), *more]
-    model.compile(loss=_loss(recipe), weighted_metrics=metrics, jit_compile=_jit_compile(devices))
 
 
 def _jit_compile(devices: Devices) -> bool | str:

@@ -18,7 +18,7 @@ from reader.select import parse_classes
 from reader.training import data
 from reader.training.data import NO_VALIDATION, Data, choose_data, class_counts
 from reader.training.model_names import MODULES, SMALL_CNN, application_name
-from reader.training.values import BELOW_1, BETWEEN_0_AND_1, INTEGER, POSITIVE, integer_from, one_of
+from reader.training.values import BELOW_1, INTEGER, POSITIVE, integer_from, one_of
 
 _SMALL_SIDE = 96  # of small_cnn by default: on the sample data it learns in half the epochs that 224 pixels take
 _SMALL_BATCH, _LARGE_BATCH = 8, 64
@@ -112,13 +112,6 @@ class TrainOptions:
     )
     weight_decay: float | None = _option(
         None, "R", "Decoupled weight decay of kernels (default: 0.01 with adamw, else 0).", BELOW_1
-    )
-    ema: float | None = _option(
-        None,
-        "D",
-        "Evaluate and save an average of the weights: after each step it keeps D, such as 0.999, of itself (less in "
-        "the first steps). Training goes on with the weights themselves.",
-        BETWEEN_0_AND_1,
     )
     label_smoothing: float = _option(
         0.0, "R", "Share of each label given to all classes (default: %(default)s).", BELOW_1

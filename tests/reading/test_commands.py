@@ -65,7 +65,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
         ),
         (["train", "x", "--optimizer", "lamb"], "--optimizer 'lamb': choose one of adam, adamw, sgd"),
         (["train", "x", "--select", "f1"], "--select 'f1': choose one of loss, accuracy"),
-        (["train", "x", "--ema", "1"], "--ema '1': give a number between 0 and 1"),
         (["train", "x", "--weight_decay", "-1"], "--weight_decay '-1': give a number from 0 to 0.99"),
         (["train", "x", "--device", "npu"], "--device 'npu': choose one of auto, tpu, gpu, cpu"),
         (["train", "x", "--out", "y", "--learning-rate", "nan"], "--learning_rate 'nan': give a number above 0"),

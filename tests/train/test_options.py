@@ -168,7 +168,6 @@ def test_a_batch_is_shared_evenly_by_the_devices(info: DatasetInfo) -> None:
         ({"label_smoothing": 1.0}, "--label_smoothing '1.0': give a number from 0 to 0.99"),
         ({"optimizer": "lamb"}, "--optimizer 'lamb': choose one of adam, adamw, sgd"),
         ({"select": "f1"}, "--select 'f1': choose one of loss, accuracy"),
-        ({"ema": 1}, "--ema '1': give a number between 0 and 1"),
         ({"weight_decay": -0.1}, "--weight_decay '-0.1': give a number from 0 to 0.99"),
     ],
 )
