@@ -6,7 +6,6 @@ from collections.abc import Callable
 from typing import Any
 
 import keras
-import numpy as np
 from keras import ops
 
 from reader.training.devices import Devices
@@ -62,20 +61,10 @@ def _schedule(phase: Phase, recipe: Recipe) -> Any:
 
 def _loss(recipe: Recipe) -> Callable[[Any, Any], Any]:
     """Cross-entropy of class ids [b] and logits [b, classes], for each record: [b]."""
-    smoothing, classes = recipe.options.label_smoothing, len(recipe.classes)
-    weights = _balanced(recipe) if recipe.options.class_weights == "balanced" else None
+    classes = len(recipe.classes)
 
     def cross_entropy(labels: Any, logits: Any) -> Any:
         labels = ops.cast(ops.reshape(labels, (-1,)), "int32")
-        targets = ops.one_hot(labels, classes) * (1 - smoothing) + smoothing / classes
-        loss = keras.losses.categorical_crossentropy(targets, logits, from_logits=True)
-        return loss if weights is None else loss * ops.take(ops.convert_to_tensor(weights, "float32"), labels)
+        return keras.losses.categorical_crossentropy(ops.one_hot(labels, classes), logits, from_logits=True)
 
     return cross_entropy
-
-
-def _balanced(recipe: Recipe) -> np.ndarray[Any, Any]:
-    """A weight for each class, so that all classes with images weigh the same; 1 on average over the images."""
-    counts = np.array(recipe.class_counts, np.float64)
-    present = counts > 0
-    return np.where(present, counts.sum() / (present.sum() * np.maximum(counts, 1)), 0.0).astype(np.float32)

@@ -133,7 +133,7 @@ class _Training:
         self._sums: list[Any] = []  # of the metrics in training
         self._checkpoints = Checkpoints(out, recipe, self._inputs.begin, devices.is_first)
         self._at = self._checkpoints.at
-        self._saved_s, self._saved_step = time.monotonic(), self._at.step
+        self._saved_step = self._at.step
         position, size = Position.from_json(self._at.position), recipe.batch_size
         self._begin = position.on(global_batch_size=size, hosts=devices.processes)
 
@@ -165,19 +165,14 @@ class _Training:
     # --- checkpoints
 
     def _save(self) -> None:
-        self._saved_s, self._saved_step = time.monotonic(), self._at.step
+        self._saved_step = self._at.step
         if keras.backend.backend() == "jax":
             self._model.full.jax_state_sync()  # let the variables have their values within `fit` and `evaluate`, too
         if self._devices.is_first:
             self._checkpoints.save(self._begin.at(self._at.step), self._model.full, self._sums)
 
     def _is_due(self) -> bool:
-        steps = self._recipe.options.checkpoint_steps
-        if self._at.step == self._saved_step:
-            return False
-        if steps is not None:
-            return self._at.step % steps == 0
-        return time.monotonic() - self._saved_s > 60 * self._recipe.options.checkpoint_minutes
+        return self._at.step != self._saved_step and self._at.step % self._recipe.options.checkpoint_steps == 0
 
     def _is_stopped(self) -> bool:
         """Whether a signal came; in several processes, whether all of them have made the same steps since."""
@@ -202,8 +197,7 @@ class _Training:
         patience, best = self._recipe.options.early_stopping, self._recipe.best(self._at.lines, phase)
         if patience is None or best is None or len(self._at.lines) - best["epoch"] < patience:
             return False
-        what = "lower validation loss" if self._recipe.options.select == "loss" else "higher validation accuracy"
-        self._tell(f"early stopping: no {what} for {plural(patience, 'epoch')}")
+        self._tell(f"early stopping: no lower validation loss for {plural(patience, 'epoch')}")
         return True
 
     def _train_epoch(self) -> Speed:
@@ -286,10 +280,10 @@ class _Training:
         counts = _confusion(self._info, self._recipe, self._devices, self._inputs, model)
         verdict, number = report.verdict(self._speed, self._info, self._recipe), int((best or lines[-1])["epoch"])
         if self._devices.is_first:
-            if counts is not None and (line := report.no_better(counts, self._recipe)):
+            if counts is not None and (line := report.no_better(counts, self._recipe, lines[-1]["accuracy"])):
                 report.warn(line)
             out.write(out_folder.MODEL_FILE, _saved(model))
-            _write_tables(out, self._recipe, lines, counts)
+            _write_tables(out, self._recipe, lines, number, counts)
         self._run |= {"finished": True, "best_epoch": number, "verdict": verdict, **report.mean_speed(lines)}
         out.write_run(self._run)
         return TrainResult(out.as_given, self._devices.description, tuple(lines), number, verdict)
@@ -326,11 +320,11 @@ def _confusion(info: DatasetInfo, recipe: Recipe, devices: Devices, inputs: Inpu
     return counts
 
 
-def _write_tables(out: OutFolder, recipe: Recipe, lines: list[Line], counts: Any) -> None:
+def _write_tables(out: OutFolder, recipe: Recipe, lines: list[Line], best: int, counts: Any) -> None:
     """classes.txt, curves.png, and what says which class was taken for which, if that was counted."""
     classes = recipe.classes
     out.write(out_folder.LABELS_FILE, "".join(f"{label}\n" for label in classes).encode())
-    out.write(out_folder.CURVES_FILE, pictures.curves(lines))
+    out.write(out_folder.CURVES_FILE, pictures.curves(lines, best))
     if counts is not None:
         split = recipe.data.held_out or recipe.data.evaluation or ""
         out.write(out_folder.CONFUSION_FILE, pictures.confusion(counts, classes, split))

@@ -28,7 +28,6 @@ def integer_from(least: int) -> Callable[[object], int]:
 
 INTEGER = number(int, "an integer", lambda value: True)
 POSITIVE = number(float, "a number above 0", lambda value: 0 < value < math.inf)
-BELOW_1 = number(float, "a number from 0 to 0.99", lambda value: 0 <= value <= 0.99)
 
 
 def one_of(choices: str) -> Callable[[object], object]:

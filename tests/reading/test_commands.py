@@ -64,8 +64,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
             "--preset doesn't go with --config, which has every option",
         ),
         (["train", "x", "--optimizer", "lamb"], "--optimizer 'lamb': choose one of adam, adamw, sgd"),
-        (["train", "x", "--select", "f1"], "--select 'f1': choose one of loss, accuracy"),
-        (["train", "x", "--weight_decay", "-1"], "--weight_decay '-1': give a number from 0 to 0.99"),
         (["train", "x", "--device", "npu"], "--device 'npu': choose one of auto, tpu, gpu, cpu"),
         (["train", "x", "--out", "y", "--learning-rate", "nan"], "--learning_rate 'nan': give a number above 0"),
         (["train", "x", "--out", "y", "--model", "vgg"], "--model 'vgg': did you mean VGG19?"),

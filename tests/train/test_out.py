@@ -26,7 +26,7 @@ from reader.runs import RunReader
 from reader.training import pictures, report
 from reader.training.checkpoint import Checkpoints
 from reader.training.fit import TrainResult, train
-from reader.training.options import TrainOptions, make_recipe
+from reader.training.options import TrainOptions
 from reader.training.out_folder import OutFolder, open_out
 from tests import make, servers
 from tests.train import runs
@@ -436,12 +436,15 @@ def test_a_verdict_needs_more_than_one_step(
 )
 def test_a_model_that_is_no_better_than_one_answer_is_told(counts: Any, weights: str, message: str) -> None:
     recipe: Any = SimpleNamespace(classes=("a", "b", "c"), options=SimpleNamespace(weights=weights))
-    fix = "try --preset finetune" if weights == "none" else "raise --epochs"
-    line = report.no_better(np.array(counts, np.float32), recipe)
+    fix = "try --model MobileNetV2 --weights imagenet" if weights == "none" else "raise --epochs"
+    line = report.no_better(np.array(counts), recipe, 0.9)
     assert line.startswith(f"validation accuracy {message}" if message else "") and line.endswith(
         f": {fix}" if message else ""
     )
     assert bool(line) == bool(message)
+    line = report.no_better(np.array(counts), recipe, 1.0)
+    overfits = f"it overfits, the training accuracy is 1.000; add images, or {fix.replace('raise', 'lower')}"
+    assert line.endswith(f": {overfits}" if message else "")
 
 
 def test_a_corrupt_record_is_told_as_the_reader_says_it(dataset: str, tmp_path: Path) -> None:
@@ -470,17 +473,7 @@ def test_classes_and_balance_are_checked_before_anything_is_written(dataset: str
     for options, message in (
         ({"classes": "cta"}, "there is no class 'cta': did you mean 'cat'?"),
         ({"balance": "all"}, "--balance 'all': choose one of none, classes"),
-        (
-            {"balance": "classes", "class_weights": "balanced"},
-            "--balance classes reads all classes equally often: leave out --class_weights balanced",
-        ),
     ):
         with pytest.raises(UsageError) as error:
             trained(dataset, tmp_path / "out", **options)
         assert str(error.value) == message and not (tmp_path / "out").exists()
-
-
-def test_class_weights_count_the_merged_classes(dataset: str) -> None:
-    classes = {"bird": "a", "cat": "b", "dog": "b"}
-    recipe = make_recipe(reader.load_info(dataset), TrainOptions(class_weights="balanced", classes=classes))
-    assert (recipe.classes, recipe.class_counts, recipe.steps) == (("a", "b"), [14, 26], 5)

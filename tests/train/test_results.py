@@ -94,7 +94,7 @@ def test_precision_and_recall_are_empty_where_nothing_is_divided() -> None:
 
 
 def test_a_run_is_repeated_by_its_run_json(dataset: str, tmp_path: Path) -> None:
-    trained(dataset, tmp_path / "one", optimizer="sgd", weight_decay=1e-4, classes="cat,dog", select="accuracy")
+    trained(dataset, tmp_path / "one", optimizer="sgd", classes="cat,dog")
     own = {"model": "tests.train.runs:linear"}  # which a file alone isn't trusted to name
     options = TrainOptions.of_run(tmp_path / "one/run.json", out=str(tmp_path / "two"), device="cpu", **own)
     reader.train(dataset, options)
