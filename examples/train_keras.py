@@ -29,26 +29,23 @@ signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C ends it at once: a checkp
 
 # --- Devices: on TensorFlow a strategy shares each step among them.
 def find_strategy():
-    """A TPUStrategy, a MirroredStrategy or TensorFlow's default, which does nothing; and a line that says why."""
+    """A TPUStrategy, a MirroredStrategy or TensorFlow's default, which does nothing."""
     import tensorflow as tf
 
     try:
         resolver = tf.distribute.cluster_resolver.TPUClusterResolver(tpu="local")  # the TPU of this TPU VM
         tf.tpu.experimental.initialize_tpu_system(resolver)
-        strategy = tf.distribute.TPUStrategy(resolver)
-        return strategy, f"a TPU of {strategy.num_replicas_in_sync} cores: TPUStrategy"
+        return tf.distribute.TPUStrategy(resolver)
     except (ValueError, RuntimeError, tf.errors.OpError):  # there is none
-        kind = "GPU" if tf.config.list_logical_devices("GPU") else "CPU"
-    names = [device.name for device in tf.config.list_logical_devices(kind)]
-    if len(names) > 1:
-        return tf.distribute.MirroredStrategy(names), f"{len(names)} {kind}s: MirroredStrategy"
-    return tf.distribute.get_strategy(), f"1 {kind}: no strategy"
+        devices = tf.config.list_logical_devices("GPU") or tf.config.list_logical_devices("CPU")
+    names = [device.name for device in devices]
+    return tf.distribute.MirroredStrategy(names) if len(names) > 1 else tf.distribute.get_strategy()
 
 
 scope, found = nullcontext(), "1 device"
 if keras.backend.backend() == "tensorflow":
-    strategy, found = find_strategy()
-    scope = strategy.scope()
+    strategy = find_strategy()
+    scope, found = strategy.scope(), f"{type(strategy).__name__} of {strategy.num_replicas_in_sync}"
 elif keras.backend.backend() == "jax" and len(keras.distribution.list_devices()) > 1:
     keras.distribution.set_distribution(keras.distribution.DataParallel(auto_shard_dataset=False))
     found = f"{len(keras.distribution.list_devices())} devices: DataParallel"
@@ -59,7 +56,7 @@ options = {"global_batch_size": args.batch_size, "image_size": IMAGE_SIZE}
 try:
     info = imageshards.load_info(args.dataset)
     train = imageshards.train_batches(info, "train", seed=args.seed, **options)
-    evals = imageshards.keras.Stream(imageshards.eval_batches(info, "validation", **options))
+    evals = imageshards.eval_batches(info, "validation", **options)
     resume = imageshards.keras.Resume(args.out, train, every_steps=args.checkpoint_steps)
 except imageshards.ImageShardsError as error:
     parser.error(str(error))
@@ -85,11 +82,9 @@ with scope:
     metrics = ["accuracy", keras.metrics.SparseCategoricalCrossentropy(from_logits=True, name="cross_entropy")]
     model.compile(keras.optimizers.Adam(LEARNING_RATE), loss, weighted_metrics=metrics)
 
-# --- Train: `resume` restores and saves weights, optimizer, random seeds and position.
+# --- Train: `fit` restores and saves weights, optimizer, random seeds and position.
 if resume.step:
     print(f"continuing after step {resume.step}")
-epochs = {"epochs": resume.epochs(args.epochs), "initial_epoch": resume.initial_epoch}
-model.fit(resume.data, **epochs, validation_data=evals, shuffle=False, callbacks=[resume], verbose=2)
-path = os.path.join(args.out, "model.keras")
-model.save(path)
+resume.fit(model, evals, epochs=args.epochs, verbose=2)
+model.save(path := os.path.join(args.out, "model.keras"))
 print(f"{args.epochs} epochs are trained: {path}")

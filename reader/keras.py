@@ -1,7 +1,9 @@
-"""Keras' `fit` on any backend: `Stream` hands it the batches, `Resume` continues a run that was stopped.
+"""Keras' `fit`, `evaluate` and `predict` on any backend; `Resume` continues a training that was stopped.
 
-resume = imageshards.keras.Resume("runs/1", batches)
-model.fit(resume.data, epochs=10, initial_epoch=resume.initial_epoch, shuffle=False, callbacks=[resume])
+model.fit(**imageshards.keras.fit_arguments(train, evals), epochs=3)
+
+resume = imageshards.keras.Resume("runs/1", train)
+resume.fit(model, evals, epochs=10)  # the same again, after a kill
 """
 
 from __future__ import annotations
@@ -9,289 +11,338 @@ from __future__ import annotations
 import logging
 import math
 import os
-import re
-import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import nullcontext
 from functools import cache
 from typing import Any
 
 import keras
 
 from beam_pipeline import storage
-from beam_pipeline.errors import ImageShardsError, UsageError
+from beam_pipeline.errors import UsageError
 from reader.hosts import integer
 from reader.machine import lock_folder
-from reader.model_state import CORRUPT, PackedState, pack_state, set_torch_random, torch_random
-from reader.position import Position
-from reader.stream import Batches, Element, State, TrainBatches
+from reader.saves import Saves, pack_state, set_torch_random, torch_random
+from reader.stream import Batches, Element, EvalBatches, State, TrainBatches
 
 if _ON_JAX := keras.backend.backend() == "jax":
     from reader.jax import check_values, take_part
+if _ON_TENSORFLOW := keras.backend.backend() == "tensorflow":
+    from reader.tensorflow import as_tf, dataset_of
 
-__all__ = ["Resume", "Stream"]
+__all__ = ["Resume", "evaluate_arguments", "fit_arguments"]
 
 _LOG = logging.getLogger("reader")
-_PEEKS = 3  # batches that Keras looks at before it trains: two for TensorFlow's signature, two ahead on accelerators
-_FILE = re.compile(r"step-\d{9}\.npz")
+_LOOK = 2  # batches that Keras may take before it trains: one to build the model, and one ahead on accelerators
+_PASSED_ON = ("class_weight", "validation_freq")  # to Keras' `fit`
 _hold = cache(lock_folder)  # until this process ends: in it one Resume may follow another
 
+Adapt = Callable[[Iterator[Element]], Iterator[Element]]
 
-class Stream(keras.utils.PyDataset):  # type: ignore[misc]
-    """Batches for Keras' `fit` (with `shuffle=False`), `validation_data`, `evaluate` and `predict`.
 
-    An epoch is an iteration of the batches. An epoch that doesn't end (an error, `stop_training`) begins again in the
-    next `fit`, so no record is lost; as does one that was only predicted on. Leave out `steps_per_epoch`.
+class _Indexed(keras.utils.PyDataset):  # type: ignore[misc]
+    """Batches by index, in order. Index 0 begins the loop again: before a `fit` Keras may look at the first batches.
 
-    Args:
-        batches: what `train_batches` or `eval_batches` returned: elements are theirs.
-
-    Raises:
-        UsageError: while it is read: Keras asks for batches in another order; `batches` begin inside an iteration, see
-            `as_tf`; or JAX can't take them, see `as_jax`.
+    With `moves`, which is for training, each epoch that has ended moves it and the batches to the next loop. A look may
+    be as long as a short epoch, so the indices of those go on through the `fit`.
     """
 
-    def __init__(self, batches: Batches) -> None:
+    def __init__(self, batches: Batches, adapt: Adapt = iter, moves: bool = False) -> None:
         super().__init__()
-        self._lock = threading.Lock()  # TensorFlow reads ahead in a thread
-        self._elements: Iterator[Element] = iter(())
-        self._first: list[Element] = []  # batches, while Keras may ask for them again
-        self._asked = 0  # for so many in this epoch
-        self.move(batches)
-
-    def move(self, batches: Batches) -> None:
-        """Begin the next epoch at the batches' current position."""
-        with self._lock:
-            self._batches = batches
-            self._begin: State | None = None  # of the iteration that Keras is in, or didn't end
-            self._has_begun = True
-            self._rewind()
-
-    def __len__(self) -> int:
-        return len(self._batches)
+        self._batches, self._adapt, self._moves, self._begin = batches, adapt, moves, batches.next_loop
+        self._steps = len(batches.sizes(self._begin.step))
+        self._is_short = moves and self._steps <= _LOOK
+        self._next, self._ended, self._loop, self._read = 0, 0, self._begin, self._begin
 
     @property
-    def workers(self) -> int:
-        """None. Keras asks when a `fit`, `evaluate` or `predict` begins."""
-        self._has_begun = False
-        return 0
-
-    def on_epoch_end(self) -> None:
-        """Go on to the next epoch if all batches of this one were asked for; Keras no longer prefetches here."""
-        with self._lock:
-            if not self._has_begun:  # Keras says so before the first epoch, too, and may have looked at its batches
-                self._has_begun, self._asked = True, 0
-            elif self._begin is not None and self._asked == len(self):
-                self._batches.end(self._begin)
-                self._begin = None
-                self._rewind()
+    def num_batches(self) -> int | None:
+        return None if self._is_short else self._steps
 
     def __getitem__(self, index: int) -> Element:
-        with self._lock:
-            if index not in (0, self._asked) or index >= len(self):
-                raise UsageError(f"Keras asked for batch {index}, expected {self._asked}: give fit(…, shuffle=False)")
-            if index < len(self._first):
-                batch = self._first[index]
-            else:
-                batch = self._read(index)
-                self._first = [*self._first, batch] if index < _PEEKS else []
-            self._asked = index + 1
-            return batch
-
-    def _read(self, index: int) -> Element:
-        if not index:
-            _take_part(self._batches)
-            self._batches.check_full()
-            self._begin = self._begin or self._batches.next_loop
-            self._elements = self._batches.read(self._begin)
-        try:
-            batch = next(self._elements)
-            if _ON_JAX:
-                check_values(batch)
-        except BaseException:  # nothing follows it, but Keras may begin again
-            self._rewind()
-            raise
-        if index + 1 == len(self):
+        if index == 0:
+            self._next, self._ended, self._loop = 0, 0, self._begin
+        if index != self._next:
+            raise UsageError(f"Keras asked for batch {index}, expected {self._next}: give fit(…, shuffle=False)")
+        if index % self._steps == 0:
+            self._read = self._batches.loop_after(self._read) if index else self._begin
+            self._elements = self._adapt(self._batches.read(self._read))
+        self._next, batch = index + 1, next(self._elements)
+        if self._next % self._steps == 0:
             self._elements = iter(())  # ends its threads
+        if _ON_JAX:
+            check_values(batch)
         return batch
 
-    def _rewind(self) -> None:
-        self._elements, self._first, self._asked = iter(()), [], 0
+    def on_epoch_end(self) -> None:
+        if not self._moves or self._next < self._steps * (self._ended + 1):
+            return
+        if self._batches.next_loop == self._loop:
+            self._batches.end(self._batches.next_loop)
+        self._loop = self._batches.loop_after(self._loop)
+        if self._is_short:
+            self._ended += 1
+        else:
+            self._begin, self._next = self._loop, 0
 
 
-class Resume(keras.callbacks.Callback):  # type: ignore[misc]
-    """Saves a run every so many steps and at its end; constructed again, it resumes from the last save.
+def fit_arguments(train: TrainBatches, evals: EvalBatches | None = None) -> dict[str, Any]:
+    """Arguments of Keras' `fit`: `model.fit(**fit_arguments(train, evals), epochs=3)`.
 
-        resume = imageshards.keras.Resume("runs/1", batches)
-        epochs = {"epochs": resume.epochs(10), "initial_epoch": resume.initial_epoch}
-        model.fit(resume.data, **epochs, shuffle=False, callbacks=[resume])
-
-    However often it is stopped, the run sees the same batches and ends at the same step, 10 · `len(batches)`, with
-    the same weights, to the bit if its steps are deterministic. If it has ended, the model gets its weights and `fit`
-    does nothing. A save is one file, written in one step, with all variables of model and optimizer, random
-    seeds of layers included, and the position; the last two are kept. While the loss is NaN nothing is saved.
-
-    After a stop within an epoch, `fit` counts its epochs of `len(batches)` steps from there, and the last is shorter.
-    So these act at other steps, and none remembers what it saw: validation, History, EarlyStopping, ReduceLROnPlateau,
-    LearningRateScheduler, ModelCheckpoint(save_freq="epoch"). Learning rates of `keras.optimizers.schedules` go by
-    steps, and continue. `use_ema` replaces the weights after `fit`'s last save.
-
-    With another batch size or number of hosts, the records that are unread of the epoch come first. Epochs trained are
-    then records read // global batch size // `len(batches)`, and training ends after 10 epochs of that count.
+    An epoch is an iteration of `train`, each validation one of `evals`. Call it for each `fit`: another one continues
+    after the last epoch that ended. What `fit` is given besides is up to you, `class_weight` too.
 
     Args:
-        folder: of this run only, or its URL. All hosts read it, host 0 alone writes.
-        batches: what `train_batches` returned, with the arguments of the beginning but for batch size and host.
-        every_steps: steps between saves. Keras calls back after `steps_per_execution` steps, which must divide
-            `len(batches)`.
-
-    Attributes:
-        data: a `Stream`, for `fit`.
-        step: steps trained since the beginning, through every resume.
+        train: what `train_batches` returned.
+        evals: what `eval_batches` returned; None without validation.
 
     Raises:
-        UsageError: the folder's run has another dataset, split, seed or (in `fit`) model, or `fit` isn't called as
-            above; after a `fit` that was interrupted, make a new `Resume`.
-        ImageShardsError: no save is valid. If only the last is corrupt or holds NaN, that is logged.
+        UsageError: `train` begins inside an iteration; or another host's rows are this process's, see `as_jax`.
     """
+    validation = None if evals is None else evaluate_arguments(evals)["x"]
+    more = {"validation_data": validation, "shuffle": False}  # `train` is shuffled
+    if _ON_TENSORFLOW:
+        return {"x": as_tf(train), **more}
+    _check(train, TrainBatches, "train_batches")
+    train.check_full()
+    return {"x": _Indexed(train, moves=True), "steps_per_epoch": len(train) if len(train) <= _LOOK else None, **more}
 
-    def __init__(self, folder: str | os.PathLike[str], batches: TrainBatches, every_steps: int = 1000) -> None:
-        super().__init__()
-        self._given, self._url = os.fspath(folder), storage.normalize(os.fspath(folder))
-        if why := storage.why_unusable(self._url):
-            raise UsageError(f"{self._given}: {why}")
-        if not isinstance(batches, TrainBatches) or len(batches) != batches.steps:
-            raise UsageError(
-                "Resume takes what train_batches returned, without an InputContext: not the tf.data.Dataset of "
-                "train_dataset; give resume.data to fit"
-            )
-        self._store, self._every = storage.open_storage(self._url), integer("every_steps", every_steps, 1)
-        self._writes = not batches.host
-        if self._writes and storage.is_local(self._url):
-            try:
-                _hold(self._url)
-            except BlockingIOError:
-                raise UsageError(f"{self._given}: another process trains there; end it, or choose another") from None
-        if self._writes:
-            self._store.delete_temporaries(self._url)  # of a process that was killed
-        # The name of the last save, and what is yet to be restored of it.
-        self._before, self._packed = self._newest()
-        position = batches.start if self._packed is None else Position.from_json(self._packed.document["position"])
-        try:
-            self._batches = batches.at(position, rest=False)
-        except ValueError as error:
-            raise UsageError(f"{self._given} holds another run: {error}; choose another folder") from None
-        self.step = self._saved_step = position.step
-        self.data = Stream(self._batches)
-        self._is_fitting, self._random = False, list[Any]()
 
-    @property
-    def initial_epoch(self) -> int:
-        """Epochs trained so far, for `fit`."""
-        return self._trained // len(self._batches)
+def evaluate_arguments(evals: EvalBatches) -> dict[str, Any]:
+    """Arguments of Keras' `evaluate` and `predict`: `model.evaluate(**evaluate_arguments(evals))`.
 
-    def epochs(self, count: int) -> int:
-        """The `epochs` of a `fit` that ends after so many in all: no fewer than are trained."""
-        return max(integer("count", count, 1), self.initial_epoch)
+    Args:
+        evals: what `eval_batches` returned: every record once, and padding of weight 0, which `predict` returns, too.
 
-    def on_train_begin(self, logs: Any = None) -> None:
-        """Restore: here the model is built, or can be."""
-        model, steps, params = self.model, len(self._batches), self.params or {}
-        if self._is_fitting:
-            raise UsageError("the last fit was interrupted: make a new Resume, which continues from the last save")
-        if params.get("steps") != steps:
-            raise UsageError(f"fit runs {params.get('steps')} steps per epoch, expected {steps}: pass x=resume.data")
-        if steps % model.steps_per_execution:
-            raise UsageError(
-                f"steps_per_execution={model.steps_per_execution}, but len(batches) is {steps}: it must be divided, so "
-                "that training can stop at the end of an epoch"
-            )
-        if self._packed is not None:
-            if not model.built:  # with TensorFlow, Keras builds it in the first step
-                model(self.data[0][0])
-            if not model.optimizer.built:
-                model.optimizer.build(model.trainable_variables)
-            if not self._packed.restore(model):
-                raise UsageError(f"{self._given} holds a run of another model; choose another folder")
-            self._random, self._packed = self._packed.more, None
-        _take_part(self._batches)
-        self.data.move(self._batches.at(self._position, rest=False))
-        self._last = self.step - self._trained + params["epochs"] * steps
-        self._is_fitting = True
+    Raises:
+        UsageError: another host's rows are this process's, see `as_jax`.
+    """
+    if _ON_TENSORFLOW:
+        return {"x": as_tf(evals)}
+    _check(evals, EvalBatches, "eval_batches")
+    return {"x": _Indexed(evals)}
 
-    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        """Count from here."""
-        if self.step >= self._last:
-            raise UsageError(f"{self.initial_epoch} epochs are trained: give fit initial_epoch=resume.initial_epoch")
-        self._first = self.step
 
-    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
-        """Draw the random numbers that follow those of the step before."""
-        if self._random:
-            set_torch_random(self._random)
-            self._random = []
+def loop_of(batches: Batches, adapt: Adapt = iter) -> Any:
+    """The batches' next loop, for one `fit` or `evaluate`, however often Keras begins to read it.
 
-    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        """Save if it is time; stop where the last epoch would have ended."""
-        before, self.step = self.step, self._first + batch + 1
-        is_last = self.step >= self._last
-        if is_last or batch + 1 == len(self._batches):
-            self._random = torch_random()  # PyTorch's DataLoader draws one when the next epoch begins
-        if is_last:
-            self.model.stop_training = True
-        if is_last or self.step // self._every > before // self._every:
-            self._save(logs)
+    Args:
+        batches: they don't move.
+        adapt: an iterator of batches → an iterator of the same batches.
+    """
+    if not _ON_TENSORFLOW:
+        return _Indexed(batches, adapt)
+    begin = batches.next_loop
+    return dataset_of(batches, lambda light: adapt(light.read(begin)), len(batches.sizes(begin.step)))
 
-    def on_train_end(self, logs: Any = None) -> None:
-        """Save if another callback has ended it."""
-        self._is_fitting = False
-        if self.step > self._saved_step:
-            self._save(logs)
 
-    @property
-    def _position(self) -> Position:
-        return self._batches.position_at(self.step)
-
-    @property
-    def _trained(self) -> int:
-        """Batches of this size that the records read so far fill."""
-        return self._position.batches_read
-
-    def _names(self) -> list[str]:
-        return [name for name in self._store.names(self._url) if _FILE.fullmatch(name)]
-
-    def _newest(self) -> tuple[str, PackedState | None]:
-        """(name, save), the last that is valid."""
-        names = self._names()
-        for name in reversed(names):
-            try:
-                packed = PackedState(self._store.read(storage.join(self._url, name)))
-                Position.from_json(packed.document["position"])
-                if not packed.has_nan:  # or the loss would stay NaN
-                    return name, packed
-            except CORRUPT:
-                pass
-            _LOG.warning("%s/%s is corrupt or holds NaN: continuing from the save before", self._given, name)
-        if names:
-            raise ImageShardsError(f"no save in {self._given} can be read: delete them to start again")
-        return "", None
-
-    def _save(self, logs: Any) -> None:
-        self._saved_step = self.step
-        if math.isnan(float((logs or {}).get("loss", 0))):  # it would stay NaN, and the saves before would go
-            _LOG.warning("the loss is NaN after step %d: not saved", self.step)
-            return
-        if not self._writes:
-            return
-        name = f"step-{self.step:09}.npz"
-        # Where JAX trains, `self.model` brings its variables up to date.
-        data = pack_state(self.model, {"position": self._position.to_json()}, torch_random())
-        self._store.write(storage.join(self._url, name), data)
-        for other in {*self._names()} - {name, self._before}:
-            self._store.delete(storage.join(self._url, other))
-        self._before = name
+def _check(batches: Batches, kind: type[Batches], name: str) -> None:
+    if not isinstance(batches, kind):
+        raise UsageError(f"Keras takes what imageshards.{name} returned here, got {type(batches).__name__}")
+    _take_part(batches)
 
 
 def _take_part(batches: Batches) -> None:
     """As `jax.take_part`, of what `keras.distribution` makes of a batch."""
     if _ON_JAX and (distribution := keras.distribution.distribution()) is not None:
         take_part(batches, distribution.get_data_layout((batches.batch_size,)).backend_layout)
+
+
+class Resume(keras.callbacks.Callback):  # type: ignore[misc]
+    """Saves a training every so many steps and at its end; constructed again, it continues from the last save.
+
+        resume = imageshards.keras.Resume("runs/1", train)
+        resume.fit(model, evals, epochs=10)
+
+    However often it is stopped, the run sees the same batches and ends with the same weights, to the bit if its steps
+    are deterministic; epochs and validations stay where they were. If it has ended, the model gets its weights and
+    nothing is trained. A save is one file, written in one step, with all variables of model and optimizer, random
+    seeds of layers included, and the position; the last two are kept. While the loss is NaN nothing is saved.
+
+    After a stop within an epoch its loss and metrics are those of the steps that were left. What callbacks count
+    (EarlyStopping, ReduceLROnPlateau) begins at the resume; a line says so. The learning rate itself is saved.
+
+    With another batch size or number of hosts the rest of the epoch comes first.
+
+    Args:
+        folder: of this run only, or its URL. All hosts read it, host 0 alone writes.
+        batches: what `train_batches` returned, with the arguments of the beginning but for batch size and host.
+        every_steps: steps between saves. Keras calls back after `steps_per_execution` steps.
+
+    Attributes:
+        step: steps trained since the beginning, through every resume.
+        epoch: epochs that have ended.
+
+    Raises:
+        UsageError: the folder's run has another dataset, split, seed or (in `fit`) model.
+        ImageShardsError: no save is valid. If only the last is corrupt or holds NaN, that is logged.
+    """
+
+    def __init__(self, folder: str | os.PathLike[str], batches: TrainBatches, every_steps: int = 1000) -> None:
+        super().__init__()
+        self._given, url = os.fspath(folder), storage.normalize(os.fspath(folder))
+        if why := storage.why_unusable(url):
+            raise UsageError(f"{self._given}: {why}")
+        if not isinstance(batches, TrainBatches) or len(batches) != batches.steps:
+            raise UsageError(
+                "Resume takes what train_batches returned, without an InputContext: not the tf.data.Dataset of "
+                "train_dataset"
+            )
+        self._every, is_written = integer("every_steps", every_steps, 1), not batches.host
+        if is_written and storage.is_local(url):
+            try:
+                _hold(url)
+            except BlockingIOError:
+                raise UsageError(f"{self._given}: another process trains there; end it, or choose another") from None
+        self._saves = Saves(self._given, _LOG.warning, is_written)
+        self._packed = self._saves.newest(_progress)
+        self._batches, self.epoch = batches.at(batches.start, rest=False), 0
+        state = batches.next_loop
+        if self._packed is not None:
+            state, self.epoch = self._packed[1]
+        try:
+            self._batches.restore(state)
+        except ValueError as error:
+            raise UsageError(f"{self._given} holds another run: {error}; choose another folder") from None
+        self.step = self._saved_step = state.position.step
+        self._random = list[Any]()
+        self._watched: Any = None  # the CallbackList of the callbacks, while it fits
+
+    def fit(
+        self,
+        model: Any,
+        evals: EvalBatches | None = None,
+        *,
+        epochs: int,
+        callbacks: Iterable[keras.callbacks.Callback] = (),
+        verbose: int | str = "auto",
+        **more: Any,
+    ) -> keras.callbacks.History:
+        """Train until so many epochs have ended, counted from the beginning; returns Keras' History of this `fit`.
+
+        Args:
+            model: compiled. Only the first `fit` of a run uses the weights that it has.
+            evals: what `eval_batches` returned, for a validation after each epoch.
+            epochs: in all.
+            callbacks: as of Keras' `fit`.
+            verbose: as of Keras' `fit`.
+            more: `class_weight` and `validation_freq` of Keras' `fit`.
+        """
+        if unknown := sorted(more.keys() - {*_PASSED_ON}):
+            raise UsageError(f"resume.fit takes no {unknown[0]}, only {', '.join(_PASSED_ON)} of Keras' fit")
+        if self._watched is not None:
+            raise UsageError("the last fit was interrupted: make a new Resume, which continues from the last save")
+        if getattr(model.optimizer, "use_ema", False):
+            raise UsageError("use_ema would replace the weights at the end of each epoch: leave it out")
+        _take_part(self._batches)
+        validation = None if evals is None else evaluate_arguments(evals)["x"]
+        history, given, epochs = keras.callbacks.History(), list(callbacks), integer("epochs", epochs, 1)
+        self._restore(model, given)
+        watched = keras.callbacks.CallbackList(
+            [history, *given],
+            add_progbar=verbose != 0,
+            model=model,
+            verbose=verbose,
+            epochs=epochs,
+            steps=len(self._batches),
+        )
+        self._epochs, self._watched, model.stop_training = epochs, watched, False
+        watched.on_train_begin()
+        while self.epoch < epochs and not model.stop_training:  # each epoch is a `fit`, so the rest of one can be, too
+            model.fit(
+                loop_of(self._batches),
+                initial_epoch=self.epoch,
+                epochs=self.epoch + 1,
+                validation_data=validation,
+                shuffle=False,
+                callbacks=[self],
+                verbose=0,
+                **more,
+            )
+        watched.on_train_end()
+        self._watched, model.history = None, history
+        return history
+
+    def _restore(self, model: Any, callbacks: list[Any]) -> None:
+        steps = len(self._batches)
+        if steps % model.steps_per_execution:
+            raise UsageError(f"steps_per_execution={model.steps_per_execution} must divide len(batches), {steps}")
+        if self._packed is None:
+            return
+        with model.distribute_strategy.scope() if _ON_TENSORFLOW else nullcontext():
+            if not model.built:
+                inputs, *_ = next(self._batches.read(self._batches.next_loop))
+                model(inputs)
+            if not model.optimizer.built:
+                model.optimizer.build(model.trainable_variables)
+            packed, self._packed = self._packed[0], None
+            if not packed.restore(model):
+                raise UsageError(f"{self._given} holds a run of another model; choose another folder")
+        self._random = packed.more
+        if callbacks:
+            names = ", ".join(type(one).__name__ for one in callbacks)
+            _LOG.warning("continuing after step %d: what callbacks count (%s) begins here", self.step, names)
+
+    # --- Keras calls these in each epoch
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        """Refuse another trainer's loop."""
+        if self._watched is None:
+            raise UsageError("model.fit(callbacks=[resume]) doesn't resume: call resume.fit(model, …)")
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        self._begin, self._done = self._batches.next_loop, 0
+        self._watched.on_epoch_begin(epoch, logs)
+
+    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+        if self._random:  # PyTorch's DataLoader, which Keras makes for each epoch, has drawn one
+            set_torch_random(self._random)
+            self._random = []
+        self._watched.on_train_batch_begin(self._begin.step + batch, logs)
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        self._done = batch + 1
+        self.step = self._begin.position.step + self._done
+        self._watched.on_train_batch_end(self._begin.step + batch, logs)
+        if self._is_due() and self._begin.step + self._done < len(self._batches):  # else after the validation
+            self._save(self._batches.state(self._begin, self._done), logs)
+
+    def on_test_begin(self, logs: Any = None) -> None:
+        self._watched.on_test_begin(logs)
+
+    def on_test_batch_begin(self, batch: int, logs: Any = None) -> None:
+        self._watched.on_test_batch_begin(batch, logs)
+
+    def on_test_batch_end(self, batch: int, logs: Any = None) -> None:
+        self._watched.on_test_batch_end(batch, logs)
+
+    def on_test_end(self, logs: Any = None) -> None:
+        self._watched.on_test_end(logs)
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        if has_ended := self._begin.step + self._done == len(self._batches):
+            state = self._batches.loop_after(self._begin)
+        else:
+            state = self._batches.state(self._begin, self._done)  # a callback has stopped it
+        self._batches.restore(state)
+        self.epoch += has_ended
+        self._watched.on_epoch_end(epoch, logs)
+        self._random = torch_random()
+        if self._is_due() or self.epoch >= self._epochs or self.model.stop_training:
+            self._save(state, logs)
+
+    def _is_due(self) -> bool:
+        return self.step // self._every > self._saved_step // self._every
+
+    def _save(self, state: State, logs: Any) -> None:
+        self._saved_step = self.step
+        if math.isnan(float((logs or {}).get("loss", 0))):  # it would stay NaN, and the saves before would go
+            _LOG.warning("the loss is NaN after step %d: not saved", self.step)
+            return
+        # Where JAX trains, `self.model` brings its variables up to date.
+        progress = {"state": state.to_dict(), "epoch": self.epoch}
+        self._saves.write(self.step, pack_state(self.model, progress, torch_random()))
+
+
+def _progress(document: Mapping[str, Any]) -> tuple[State, int]:
+    """(where the next step begins, epochs that have ended), of a save."""
+    return State.parse(document["state"]), integer("epoch", document["epoch"], 0)

@@ -14,7 +14,7 @@ from beam_pipeline.errors import UsageError
 from reader.batches import eval_batches, train_batches
 from reader.features import Feature
 from reader.hosts import process_of_several
-from reader.stream import Batches, EvalBatches
+from reader.stream import Batches, Element, EvalBatches
 
 Arguments = ParamSpec("Arguments")
 
@@ -48,8 +48,22 @@ def as_tf(batches: Batches) -> tf.data.Dataset:
             "distribute_datasets_from_function(lambda context: …), else host='auto', or (0, 1) to read all in each"
         )
     batches.check_full()
+    return dataset_of(batches, iter, len(batches))
+
+
+def dataset_of(batches: Batches, begin: Callable[[Batches], Iterator[Element]], length: int) -> tf.data.Dataset:
+    """A dataset of so many batches, which `begin` starts to read in each iteration."""
     light = batches.light()  # TensorFlow never frees a dataset's function
-    dataset = generated(lambda: _elements(light), _signature(batches), len(batches))
+    signature = _signature(batches)
+    dataset = tf.data.Dataset.from_generator(lambda: _elements(light, begin(light)), output_signature=signature)
+    options = tf.data.Options()
+    # Autotuning has nothing to tune here. Its thread may miss that an iterator is closed: the epoch then ends a second
+    # late (TensorFlow 2.21).
+    options.autotune.enabled = False
+    # Hosts are split. This refuses to split it again over workers, by TensorFlow's message: there are no files in it.
+    options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.FILE
+    # Asserted, so that what follows an error isn't a normal end.
+    dataset = dataset.apply(tf.data.experimental.assert_cardinality(length)).with_options(options)
     weakref.finalize(dataset, id, batches).atexit = False  # files and buffers stay open as long as the dataset is there
     return dataset
 
@@ -72,22 +86,9 @@ def _dataset_of(build: Callable[Arguments, Batches]) -> Callable[Arguments, tf.d
 train_dataset, eval_dataset = _dataset_of(train_batches), _dataset_of(eval_batches)
 
 
-def generated(begin: Callable[[], Iterator[Any]], signature: tuple[Any, ...], length: int) -> tf.data.Dataset:
-    """A dataset of so many batches, which `begin` starts in each iteration."""
-    dataset = tf.data.Dataset.from_generator(begin, output_signature=signature)
-    options = tf.data.Options()
-    # Autotuning has nothing to tune here. Its thread may miss that an iterator is closed: the epoch then ends a second
-    # late (TensorFlow 2.21).
-    options.autotune.enabled = False
-    # Hosts are split. This refuses to split it again over workers, by TensorFlow's message: there are no files in it.
-    options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.FILE
-    # Asserted, so that what follows an error isn't a normal end.
-    return dataset.apply(tf.data.experimental.assert_cardinality(length)).with_options(options)
-
-
-def _elements(batches: Batches) -> Iterator[Any]:
+def _elements(batches: Batches, elements: Iterator[Element]) -> Iterator[Element]:
     lists = [name for name, feature in batches.features.items() if feature.shape is None]
-    for inputs, *more in batches:
+    for inputs, *more in elements:
         if lists:
             inputs = inputs | {name: _ragged(inputs[name], batches.features[name]) for name in lists}
         yield (inputs, *more)

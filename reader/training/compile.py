@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import keras
-import numpy as np
 from keras import ops
 
 from reader.training.devices import Devices
@@ -29,12 +28,6 @@ def compile_for(model: Model, phase: Phase, recipe: Recipe, devices: Devices) ->
             optimizer.exclude_from_weight_decay([one for one in full.trainable_variables if len(one.shape) < 2])
         full.optimizer.build(full.trainable_variables)
     return metrics
-
-
-def compile_to_evaluate(model: Any, recipe: Recipe, devices: Devices, more: Sequence[Any] = ()) -> None:
-    """Let a model be evaluated with the metrics of training, and more."""
-    metrics = [*_metrics(recipe), *more]
-    model.compile(loss=_loss(recipe), weighted_metrics=metrics, jit_compile=_jit_compile(devices))
 
 
 def _jit_compile(devices: Devices) -> bool | str:
@@ -68,20 +61,10 @@ def _schedule(phase: Phase, recipe: Recipe) -> Any:
 
 def _loss(recipe: Recipe) -> Callable[[Any, Any], Any]:
     """Cross-entropy of class ids [b] and logits [b, classes], for each record: [b]."""
-    smoothing, classes = recipe.options.label_smoothing, len(recipe.classes)
-    weights = _balanced(recipe) if recipe.options.class_weights == "balanced" else None
+    classes = len(recipe.classes)
 
     def cross_entropy(labels: Any, logits: Any) -> Any:
         labels = ops.cast(ops.reshape(labels, (-1,)), "int32")
-        targets = ops.one_hot(labels, classes) * (1 - smoothing) + smoothing / classes
-        loss = keras.losses.categorical_crossentropy(targets, logits, from_logits=True)
-        return loss if weights is None else loss * ops.take(ops.convert_to_tensor(weights, "float32"), labels)
+        return keras.losses.categorical_crossentropy(ops.one_hot(labels, classes), logits, from_logits=True)
 
     return cross_entropy
-
-
-def _balanced(recipe: Recipe) -> np.ndarray[Any, Any]:
-    """A weight for each class, so that all classes with images weigh the same; 1 on average over the images."""
-    counts = np.array(recipe.class_counts, np.float64)
-    present = counts > 0
-    return np.where(present, counts.sum() / (present.sum() * np.maximum(counts, 1)), 0.0).astype(np.float32)

@@ -29,7 +29,14 @@ from reader.stream import EvalBatches
 from reader.tools.show import tiled
 from reader.training import pictures
 from reader.training.data import EVAL_SPLITS, choose_data
-from reader.training.metrics import MAX_CLASSES, ClassMetrics, class_metrics, classes_csv, confusion_csv
+from reader.training.metrics import (
+    MAX_CLASSES,
+    ClassMetrics,
+    class_metrics,
+    classes_csv,
+    confusion_counts,
+    confusion_csv,
+)
 from reader.training.out_folder import CLASS_TABLE, CONFUSION_FILE, CONFUSION_TABLE
 from reader.training.run import Run, as_run
 
@@ -220,7 +227,7 @@ class _Found:
         rows, predicted = np.arange(len(labels)), probabilities.argmax(axis=1)
         of_label, best = probabilities[rows, labels], probabilities[rows, predicted]
         if self.counts is not None:
-            np.add.at(self.counts, (labels, predicted), 1)
+            self.counts += confusion_counts(labels, predicted, len(self._names))
         self.loss -= float(np.log(np.maximum(of_label, np.finfo(np.float32).tiny), dtype=np.float64).sum())
         self.correct += int((predicted == labels).sum())
         self.in_top += int(((probabilities > of_label[:, None]).sum(axis=1) < _TOP).sum())

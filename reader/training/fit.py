@@ -15,19 +15,19 @@ from pathlib import Path
 from typing import Any
 
 import keras
+import numpy as np
 
 from beam_pipeline.errors import ImageShardsError, UsageError, from_worker
 from beam_pipeline.text import plural
 from reader.info import DatasetInfo, load_info
 from reader.position import Position
-from reader.training import checkpoint, out_folder, pictures, report
-from reader.training.average import Average
-from reader.training.checkpoint import Checkpoint, Progress
-from reader.training.compile import LOSS, TOP_ACCURACY, compile_for, compile_to_evaluate
+from reader.training import out_folder, pictures, report
+from reader.training.checkpoint import Checkpoints
+from reader.training.compile import LOSS, TOP_ACCURACY, compile_for
 from reader.training.devices import Devices, use_devices
 from reader.training.inputs import Inputs
-from reader.training.metrics import MAX_CLASSES, ConfusionMatrix, class_metrics, classes_csv, confusion_csv
-from reader.training.models import build
+from reader.training.metrics import MAX_CLASSES, class_metrics, classes_csv, confusion_counts, confusion_csv
+from reader.training.models import Model, build
 from reader.training.options import Phase, Recipe, TrainOptions, make_recipe, warnings
 from reader.training.out_folder import OutFolder, open_out
 from reader.training.report import Speed, summary_lines, warn
@@ -131,25 +131,22 @@ class _Training:
         self._stop = threading.Event()  # set by a signal
         self._inputs = Inputs(info, recipe, devices)
         self._run = report.run_document(info, recipe, devices, command)
-        self._saved_s, self._saved_step = time.monotonic(), 0
         self._speed, self._compiles, self._sync_calls = Speed(), True, 0
         self._sums: list[Any] = []  # of the metrics in training
-        self._average: Average | None = None
-        self._begin = self._inputs.begin
-        self._at = Progress(self._begin.to_json())
+        self._checkpoints = Checkpoints(out, recipe, self._inputs.begin, devices.is_first)
+        self._at = self._checkpoints.at
+        self._saved_step = self._at.step
+        position, size = Position.from_json(self._at.position), recipe.batch_size
+        self._begin = position.on(global_batch_size=size, hosts=devices.processes)
 
     def run(self) -> TrainResult:
         """Train what is left, and write what comes out."""
-        kept = checkpoint.latest(self._out, self._recipe, report.warn)
         if self._devices.processes > 1:
-            _check_same_step(kept.progress.step if kept else 0, self._out.as_given)
-        if kept is not None:
-            self._at, self._saved_step = kept.progress, kept.progress.step
-            batch, hosts = self._recipe.batch_size, self._devices.processes
-            position = Position.from_json(self._at.position)
-            self._begin = position.on(global_batch_size=batch, hosts=hosts)
+            _check_same_step(self._at.step, self._out.as_given)
+        if not self._checkpoints.is_new:
             self._tell(f"continuing after step {self._at.step:,}")
-        self._build()
+        with self._devices.scope():
+            self._model = build(self._info, self._recipe)
         self._out.write_run(self._run)  # not before the model is known to be possible
         self._out.write_metrics(self._at.lines)
         with _stop_signals(self._devices, self._stop):  # from here on there is something to save
@@ -160,48 +157,24 @@ class _Training:
                 with self._devices.scope():
                     metrics = compile_for(self._model, phase, self._recipe, self._devices)
                     self._sums = [variable for metric in metrics for variable in metric.variables]
-                    if kept is not None:
-                        kept.restore(self._model.full, self._averages)
-                self._train_phase(phase, kept)
-                kept = None
+                    self._checkpoints.restore(self._model.full)
+                while not self._has_ended(phase):
+                    speed = self._train_epoch() if self._at.logs is None else Speed()
+                    self._end_epoch(phase, dict(self._at.logs or {}) | self._validate(), speed)
+            self._save()  # so that a disk that is full now costs nothing
             return self._finish()
-
-    def _build(self) -> None:
-        """The model that is trained; and the one that is evaluated and saved, which is another one with `--ema`."""
-        with self._devices.scope():
-            self._model = self._evaluated = build(self._info, self._recipe)
-            if self._recipe.options.ema is not None:
-                self._evaluated = build(self._info, self._recipe)
-                self._average = Average(self._evaluated.full, self._model.full, self._recipe.options.ema)
-                compile_to_evaluate(self._evaluated.full, self._recipe, self._devices)
-
-    @property
-    def _averages(self) -> list[Any]:
-        return [] if self._average is None else self._average.variables
 
     # --- checkpoints
 
     def _save(self) -> None:
-        self._saved_s, self._saved_step = time.monotonic(), self._at.step
-        self._sync()
-        if self._devices.is_first:
-            self._at.position = self._begin.at(self._at.step).to_json()
-            more = [*self._averages, *self._sums]
-            checkpoint.save(self._out, self._at, self._recipe, self._model.full, more)
-
-    def _sync(self) -> None:
-        """Let the variables have their values within `fit` and `evaluate`, too."""
+        self._saved_step = self._at.step
         if keras.backend.backend() == "jax":
-            self._model.full.jax_state_sync()
-            self._evaluated.full.jax_state_sync()
+            self._model.full.jax_state_sync()  # let the variables have their values within `fit` and `evaluate`, too
+        if self._devices.is_first:
+            self._checkpoints.save(self._begin.at(self._at.step), self._model.full, self._sums)
 
     def _is_due(self) -> bool:
-        steps = self._recipe.options.checkpoint_steps
-        if self._at.step == self._saved_step:
-            return False
-        if steps is not None:
-            return self._at.step % steps == 0
-        return time.monotonic() - self._saved_s > 60 * self._recipe.options.checkpoint_minutes
+        return self._at.step != self._saved_step and self._at.step % self._recipe.options.checkpoint_steps == 0
 
     def _is_stopped(self) -> bool:
         """Whether a signal came; in several processes, whether all of them have made the same steps since."""
@@ -219,23 +192,26 @@ class _Training:
 
     # --- epochs
 
-    def _train_phase(self, phase: Phase, kept: Checkpoint | None) -> None:
-        while sum(line["phase"] == phase.name for line in self._at.lines) < phase.epochs and not self._is_early(phase):
-            speed = self._train_epoch(kept) if self._at.logs is None else Speed()
-            kept = None
-            self._end_epoch(phase, dict(self._at.logs or {}) | self._validate(), speed)
+    def _has_ended(self, phase: Phase) -> bool:
+        """Whether a phase has all its epochs, or hasn't become better for as many as `--early_stopping` allows."""
+        if sum(line["phase"] == phase.name for line in self._at.lines) >= phase.epochs:
+            return True
+        patience, best = self._recipe.options.early_stopping, self._recipe.best(self._at.lines, phase)
+        if patience is None or best is None or len(self._at.lines) - best["epoch"] < patience:
+            return False
+        self._tell(f"early stopping: no lower validation loss for {plural(patience, 'epoch')}")
+        return True
 
-    def _train_epoch(self, kept: Checkpoint | None) -> Speed:
+    def _train_epoch(self) -> Speed:
         """Make the steps of an epoch that are left."""
         epoch, steps, first = len(self._at.lines), self._recipe.steps, self._at.step
-        left = (epoch + 1) * steps - first
         progress = report.ProgressLine(epoch, self._recipe, self._tell)
         start = self._clock(0)
 
         def before(begun: int, logs: dict[str, float] | None) -> None:
             nonlocal start
             if begun:
-                self._made_step(first + begun)
+                self._at.step = first + begun
             if begun == 1 and self._compiles:  # the first step isn't timed
                 self._compiles, start = False, self._clock(begun)
             progress.step(self._at.step - epoch * steps, logs[LOSS] if logs else None)
@@ -246,39 +222,29 @@ class _Training:
                     self._check_loss(logs[LOSS])  # before a checkpoint that holds NaN replaces one that doesn't
                 self._save()
 
-        def at_first() -> None:
-            if kept is not None and kept.progress.step > epoch * steps:
-                kept.restore_sums(self._sums)
-
-        data = self._inputs.training(self._begin.at(self._at.step), left)
-        watch = StepWatch(before, at_first)
+        watch = StepWatch(before, lambda: self._checkpoints.restore_sums(self._sums))
         try:
+            data = self._inputs.training(self._begin.at(first))
             history = self._model.full.fit(data, verbose=0, shuffle=False, callbacks=[watch]).history
         finally:
             progress.end()
-        self._made_step((epoch + 1) * steps)
+        self._at.step = (epoch + 1) * steps
         self._at.logs = {name: values[-1] for name, values in history.items()}
         self._check_loss(self._at.logs[LOSS])
         if self._is_due():  # the epoch needn't be trained again if it isn't validated
             self._save()
-        return self._clock(left).since(start)
+        return self._clock(self._at.step - first).since(start)
 
     def _check_loss(self, loss: float) -> None:
         if not math.isfinite(loss):
             raise ImageShardsError(f"the loss is {loss} after step {self._at.step:,}: lower --learning_rate")
-
-    def _made_step(self, step: int) -> None:
-        self._at.step = step
-        if self._average is not None:
-            self._sync()
-            self._average.update(step)
 
     def _validate(self) -> dict[str, float]:
         data = self._inputs.validation()
         if data is None:
             return {}
         watch = StepWatch(lambda *_: self._save_and_stop() if self._stop.is_set() else None)
-        logs = self._evaluated.full.evaluate(data, verbose=0, return_dict=True, callbacks=[watch])
+        logs = self._model.full.evaluate(data, verbose=0, return_dict=True, callbacks=[watch])
         return {f"val_{name}": value for name, value in logs.items()}
 
     def _clock(self, steps: int) -> Speed:
@@ -294,7 +260,7 @@ class _Training:
         self._at.lines.append(line | (speed.document() if speed.seconds else {}))
         self._at.logs = None
         if (best := self._best_with_weights()) and best["step"] == self._at.step:
-            checkpoint.save_best(self._out, self._at.step, self._evaluated.full)  # before the line that names it
+            self._checkpoints.keep_best(self._model.full)
         self._out.write_metrics(self._at.lines)
         self._tell(report.epoch_line(self._at.lines[-1], self._recipe.epochs))
 
@@ -304,65 +270,68 @@ class _Training:
             return None
         return self._recipe.best(self._at.lines, self._recipe.phases[-1])
 
-    def _is_early(self, phase: Phase) -> bool:
-        """Whether this phase hasn't become better for as many epochs as `--early_stopping` allows."""
-        patience, best = self._recipe.options.early_stopping, self._recipe.best(self._at.lines, phase)
-        if patience is None or best is None or len(self._at.lines) - best["epoch"] < patience:
-            return False
-        what = "lower validation loss" if self._recipe.options.select == "loss" else "higher validation accuracy"
-        self._tell(f"early stopping: no {what} for {plural(patience, 'epoch')}")
-        return True
-
     # --- the end
 
     def _finish(self) -> TrainResult:
-        out, lines, classes = self._out, self._at.lines, self._recipe.classes
-        self._save()  # so that a disk that is full now costs nothing
-        self._write_model(out_folder.LAST_MODEL_FILE)
-        if (best := self._best_with_weights()) and best["step"] < self._at.step:
-            if self._devices.processes > 1:
-                _wait_for_all()  # the first process may be writing them
-            checkpoint.restore_best(out, best["step"], self._evaluated.full)
-        number = int((best or lines[-1])["epoch"])
-        counts = self._confusion()
-        if counts is not None and self._devices.is_first and (line := report.no_better(counts, self._recipe)):
-            report.warn(line)
-        verdict = report.verdict(self._speed, self._info, self._recipe)
-        self._write_model(out_folder.MODEL_FILE)
+        out, lines, model = self._out, self._at.lines, self._model
+        model.synchronize(False)  # other backends can't
         if self._devices.is_first:
-            out.write(out_folder.LABELS_FILE, "".join(f"{label}\n" for label in classes).encode())
-            out.write(out_folder.CURVES_FILE, pictures.curves(lines))
-            if counts is not None:
-                split = self._recipe.data.held_out or self._recipe.data.evaluation or ""
-                out.write(out_folder.CONFUSION_FILE, pictures.confusion(counts, classes, split))
-                out.write(out_folder.CONFUSION_TABLE, confusion_csv(counts, classes))
-                out.write(out_folder.CLASS_TABLE, classes_csv(class_metrics(counts, classes)))
+            out.write(out_folder.LAST_MODEL_FILE, _saved(model))
+        if best := self._best_with_weights():
+            self._checkpoints.restore_best(model.full)
+        counts = _confusion(self._info, self._recipe, self._devices, self._inputs, model)
+        verdict, number = report.verdict(self._speed, self._info, self._recipe), int((best or lines[-1])["epoch"])
+        if self._devices.is_first:
+            if counts is not None and (line := report.no_better(counts, self._recipe, lines[-1]["accuracy"])):
+                report.warn(line)
+            out.write(out_folder.MODEL_FILE, _saved(model))
+            _write_tables(out, self._recipe, lines, number, counts)
         self._run |= {"finished": True, "best_epoch": number, "verdict": verdict, **report.mean_speed(lines)}
         out.write_run(self._run)
         return TrainResult(out.as_given, self._devices.description, tuple(lines), number, verdict)
 
-    def _write_model(self, name: str) -> None:
-        """Without its optimizer, which would triple it; a run resumes from its checkpoints."""
-        if not self._devices.is_first:
-            return
-        model = self._evaluated
-        model.synchronize(False)  # other backends can't
-        saved = keras.Model(model.full.input, model.full.output, name=model.full.name)
-        with tempfile.TemporaryDirectory() as folder:
-            path = os.path.join(folder, name)
-            saved.save(path)
-            self._out.write(name, Path(path).read_bytes())
 
-    def _confusion(self) -> Any:
-        """Counts [classes, classes] of what is validated on, or None."""
-        data, classes = self._inputs.validation(), len(self._recipe.classes)
-        if data is None or classes > MAX_CLASSES:
-            return None
-        with self._devices.scope():
-            matrix = ConfusionMatrix(classes)
-            compile_to_evaluate(self._evaluated.full, self._recipe, self._devices, [matrix])
-        self._evaluated.full.evaluate(data, verbose=0)
-        return keras.ops.convert_to_numpy(matrix.counts)
+def _saved(model: Model) -> bytes:
+    """A .keras file, without the optimizer, which would triple it; a run resumes from its checkpoints."""
+    saved = keras.Model(model.full.input, model.full.output, name=model.full.name)
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, out_folder.MODEL_FILE)
+        saved.save(path)
+        return path.read_bytes()
+
+
+def _confusion(info: DatasetInfo, recipe: Recipe, devices: Devices, inputs: Inputs, model: Model) -> Any:
+    """Counts [classes, classes] of what is validated on, or None."""
+    classes, full = len(recipe.classes), model.full
+    if inputs.evals is None or classes > MAX_CLASSES:
+        return None
+    if devices.processes > 1:  # each process counts what it reads, with a copy of the model on its own device
+        weights = full.get_weights()
+        keras.distribution.set_distribution(None)
+        full = build(info, recipe).full
+        full.set_weights(weights)
+    counts = np.zeros((classes, classes), np.int64)
+    for images, labels, weights in inputs.evals:
+        there = int(np.count_nonzero(weights))  # padding is behind all records
+        logits = keras.ops.convert_to_numpy(full.predict_on_batch(images))
+        counts += confusion_counts(labels[:there], logits[:there].argmax(axis=1), classes)
+    if devices.processes > 1:
+        from jax.experimental import multihost_utils
+
+        counts = np.asarray(multihost_utils.process_allgather(counts)).sum(axis=0)
+    return counts
+
+
+def _write_tables(out: OutFolder, recipe: Recipe, lines: list[Line], best: int, counts: Any) -> None:
+    """classes.txt, curves.png, and what says which class was taken for which, if that was counted."""
+    classes = recipe.classes
+    out.write(out_folder.LABELS_FILE, "".join(f"{label}\n" for label in classes).encode())
+    out.write(out_folder.CURVES_FILE, pictures.curves(lines, best))
+    if counts is not None:
+        split = recipe.data.held_out or recipe.data.evaluation or ""
+        out.write(out_folder.CONFUSION_FILE, pictures.confusion(counts, classes, split))
+        out.write(out_folder.CONFUSION_TABLE, confusion_csv(counts, classes))
+        out.write(out_folder.CLASS_TABLE, classes_csv(class_metrics(counts, classes)))
 
 
 @contextmanager
@@ -418,16 +387,8 @@ def _stop_signals(devices: Devices, stop: threading.Event) -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def _wait_for_all() -> None:
-    """Until every process is here."""
-    from jax.experimental import multihost_utils
-
-    multihost_utils.sync_global_devices("best weights")
-
-
 def _check_same_step(step: int, out: str) -> None:
     """Raises ImageShardsError if this and other processes found different checkpoints."""
-    import numpy as np
     from jax.experimental import multihost_utils
 
     if len(set(np.ravel(multihost_utils.process_allgather(np.int64(step))).tolist())) > 1:

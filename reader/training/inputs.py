@@ -1,18 +1,18 @@
-"""The reader's batches for Keras on either backend, and how long training waited for them."""
+"""What a run reads, as Keras takes it on either backend, and how long training waited for it."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
-
-import keras
 
 from beam_pipeline.errors import errors_as_tokens
 from reader.augment import BY_NAME
 from reader.batches import eval_batches, train_batches
 from reader.info import DatasetInfo
+from reader.keras import loop_of
 from reader.position import Position
+from reader.stream import Element, EvalBatches
 from reader.training.devices import Devices
 from reader.training.options import Recipe
 
@@ -23,11 +23,11 @@ class Inputs:
     """What a recipe trains and validates on.
 
     Attributes:
+        evals: what is validated on, each record once; None if nothing is.
         waited_s: seconds that training has waited for batches so far.
     """
 
     def __init__(self, info: DatasetInfo, recipe: Recipe, devices: Devices) -> None:
-        self._info, self._recipe = info, recipe
         size: dict[str, Any] = {"global_batch_size": recipe.batch_size, "image_size": recipe.image_size}
         self._train = train_batches(
             info,
@@ -40,9 +40,9 @@ class Inputs:
             balance="classes" if recipe.options.balance == "classes" else None,
             **size,
         )
-        self._validation = None
+        self.evals: EvalBatches | None = None
         if recipe.data.evaluation is not None:
-            self._validation = eval_batches(
+            self.evals = eval_batches(
                 info,
                 recipe.data.evaluation,
                 cache=recipe.options.cache,
@@ -57,57 +57,22 @@ class Inputs:
         """Where a new run begins."""
         return self._train.start
 
-    def training(self, position: Position, steps: int) -> Any:
-        """The batches of the steps that are left of the position's epoch, for `fit`."""
-
-        def batches() -> Iterator[Any]:
-            """Begins at the position whenever it is called: Keras takes a batch to look at, and begins again."""
-            start, free = time.perf_counter(), _BEGINNING_S
-            for batch in self._train.at(position):
-                self.waited_s += max(0.0, time.perf_counter() - start - free)
-                yield batch
-                start, free = time.perf_counter(), 0.0
-
-        return self._for_keras(batches, steps)
+    def training(self, position: Position) -> Any:
+        """What is left of the position's epoch, for `fit`."""
+        return loop_of(self._train.at(position), self._timed)
 
     def validation(self) -> Any:
-        """The records of the eval split, each once, for `evaluate`; None if there is none."""
-        if self._validation is None:
-            return None
-        return self._for_keras(self._validation.__iter__, len(self._validation), with_weights=True)
+        """For `evaluate`; None if nothing is validated on."""
+        return None if self.evals is None else loop_of(self.evals, _told)
 
-    def _for_keras(self, begin: Callable[[], Iterator[Any]], length: int, with_weights: bool = False) -> Any:
-        if keras.backend.backend() != "tensorflow":
-            return _Epoch(begin, length)
-        import tensorflow as tf
-
-        from reader.tensorflow import generated
-
-        rows, side = self._recipe.batch_size, self._recipe.image_size
-        images = tf.TensorSpec((rows, side, side, self._info.image.channels), tf.uint8)
-        weights = (tf.TensorSpec((rows,), tf.float32),) if with_weights else ()
-        signature = (images, tf.TensorSpec((rows,), tf.int64), *weights)
-
-        def told() -> Iterator[Any]:
-            with errors_as_tokens():  # TensorFlow passes on their text only
-                yield from begin()
-
-        return generated(told, signature, length)
+    def _timed(self, batches: Iterator[Element]) -> Iterator[Element]:
+        start, free = time.perf_counter(), _BEGINNING_S
+        for batch in _told(batches):
+            self.waited_s += max(0.0, time.perf_counter() - start - free)
+            yield batch
+            start, free = time.perf_counter(), 0.0
 
 
-class _Epoch(keras.utils.PyDataset):  # type: ignore[misc]
-    """Batches that Keras begins again in each epoch, and for each validation."""
-
-    def __init__(self, begin: Callable[[], Iterator[Any]], length: int) -> None:
-        super().__init__()
-        self._begin, self._length = begin, length
-        self._iteration = begin()
-
-    def __len__(self) -> int:
-        return self._length
-
-    def on_epoch_begin(self) -> None:
-        self._iteration = self._begin()
-
-    def __getitem__(self, step: int) -> Any:
-        return next(self._iteration)
+def _told(batches: Iterator[Element]) -> Iterator[Element]:
+    with errors_as_tokens():  # TensorFlow passes on an error's text only
+        yield from batches

@@ -1,4 +1,4 @@
-"""What a classifier gets wrong: a confusion matrix counted on the device, and precision and recall of each class."""
+"""What a classifier gets wrong: a confusion matrix, and precision and recall of each class."""
 
 from __future__ import annotations
 
@@ -7,35 +7,17 @@ import io
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-import keras
 import numpy as np
 import numpy.typing as npt
-from keras import ops
 
 from beam_pipeline.text import name_line
 
 MAX_CLASSES = 1000  # of a confusion matrix
 
 
-class ConfusionMatrix(keras.metrics.Metric):  # type: ignore[misc]
-    """Counts of (class, predicted class): float32 [classes, classes], exact up to 16 million images a cell."""
-
-    def __init__(self, classes: int) -> None:
-        super().__init__(name="confusion")
-        self._classes = classes
-        self.counts = self.add_variable((classes, classes), "zeros", name="counts")
-
-    def update_state(self, labels: Any, logits: Any, sample_weight: Any = None) -> None:
-        """Count a batch; records of weight 0 don't count."""
-        labels = ops.one_hot(ops.cast(ops.reshape(labels, (-1,)), "int32"), self._classes)
-        if sample_weight is not None:
-            labels = labels * ops.cast(ops.reshape(sample_weight, (-1, 1)), labels.dtype)
-        predicted = ops.one_hot(ops.argmax(logits, axis=-1), self._classes)
-        self.counts.assign(self.counts + ops.matmul(ops.transpose(labels), predicted))
-
-    def result(self) -> Any:
-        """The counts."""
-        return ops.convert_to_tensor(self.counts)
+def confusion_counts(labels: npt.NDArray[Any], predicted: npt.NDArray[Any], classes: int) -> npt.NDArray[np.int64]:
+    """How many of these images are of each class and predicted to be of each: int64 [classes, classes]."""
+    return np.bincount(labels * classes + predicted, minlength=classes**2).reshape(classes, classes).astype(np.int64)
 
 
 class ClassMetrics(NamedTuple):
@@ -58,8 +40,7 @@ class ClassMetrics(NamedTuple):
 
 def class_metrics(counts: npt.NDArray[Any], classes: Sequence[str]) -> list[ClassMetrics]:
     """Precision and recall of each class, from counts [class, predicted class]."""
-    numbers = np.rint(counts).astype(np.int64)
-    columns = (numbers.diagonal(), numbers.sum(1), numbers.sum(0))
+    columns = (counts.diagonal(), counts.sum(1), counts.sum(0))
     return [
         ClassMetrics(name, images, predicted, _share(correct, predicted), _share(correct, images))
         for name, correct, images, predicted in zip(classes, *(column.tolist() for column in columns), strict=True)
@@ -77,8 +58,7 @@ def classes_csv(metrics: Sequence[ClassMetrics]) -> bytes:
 
 def confusion_csv(counts: npt.NDArray[Any], classes: Sequence[str]) -> bytes:
     """A line for each class, a column for each predicted class."""
-    rows = np.rint(counts).astype(np.int64).tolist()
-    return _csv([("class", *classes), *((name, *row) for name, row in zip(classes, rows, strict=True))])
+    return _csv([("class", *classes), *((name, *row) for name, row in zip(classes, counts.tolist(), strict=True))])
 
 
 def _csv(rows: Sequence[Sequence[Any]]) -> bytes:

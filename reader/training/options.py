@@ -18,7 +18,7 @@ from reader.select import parse_classes
 from reader.training import data
 from reader.training.data import NO_VALIDATION, Data, choose_data, class_counts
 from reader.training.model_names import MODULES, SMALL_CNN, application_name
-from reader.training.values import BELOW_1, BETWEEN_0_AND_1, INTEGER, POSITIVE, integer_from, one_of
+from reader.training.values import INTEGER, POSITIVE, integer_from, one_of
 
 _SMALL_SIDE = 96  # of small_cnn by default: on the sample data it learns in half the epochs that 224 pixels take
 _SMALL_BATCH, _LARGE_BATCH = 8, 64
@@ -37,7 +37,6 @@ PRESETS: dict[str, dict[str, Any]] = {
         "epochs": 5,
         "fine_tune_epochs": 10,
         "optimizer": "adamw",
-        "label_smoothing": 0.1,
         "early_stopping": 3,
     },
 }
@@ -51,7 +50,6 @@ _MAY_CHANGE = {
     "device",
     "distributed",
     "cache",
-    "checkpoint_minutes",
     "checkpoint_steps",
 }
 
@@ -110,19 +108,6 @@ class TrainOptions:
         "arxiv.org/abs/1706.02677).",
         POSITIVE,
     )
-    weight_decay: float | None = _option(
-        None, "R", "Decoupled weight decay of kernels (default: 0.01 with adamw, else 0).", BELOW_1
-    )
-    ema: float | None = _option(
-        None,
-        "D",
-        "Evaluate and save an average of the weights: after each step it keeps D, such as 0.999, of itself (less in "
-        "the first steps). Training goes on with the weights themselves.",
-        BETWEEN_0_AND_1,
-    )
-    label_smoothing: float = _option(
-        0.0, "R", "Share of each label given to all classes (default: %(default)s).", BELOW_1
-    )
     classes: Mapping[str, str] | None = _option(
         None,
         "NAMES",
@@ -131,7 +116,6 @@ class TrainOptions:
     )
     balance: str = _choice("none", "none|classes", "With classes, equally many images of every class in each epoch")
     augment: str = _choice("flip_crop", "|".join(("none", *AUGMENTS)), "Augmentation of the training images")
-    class_weights: str = _choice("none", "none|balanced", "With balanced, all classes weigh the same")
     mixed_precision: str = _choice(
         "auto",
         "auto|none|bfloat16|float16",
@@ -146,19 +130,15 @@ class TrainOptions:
         "SPLIT",
         "Split to validate on, or none (default: validation, or val; without either a tenth of train is held out).",
     )
-    select: str = _choice(
-        "loss", "loss|accuracy", "Keep the epoch of the lowest validation loss, or of the highest validation accuracy"
-    )
     early_stopping: int | None = _option(
-        None, "N", "Stop after N epochs that are no better by --select.", integer_from(1)
+        None, "N", "Stop after N epochs without a lower validation loss.", integer_from(1)
     )
     cache: str | None = _option(None, "DIR", "Keep what was read from remote storage in this folder; or memory.")
     device: str = _choice("auto", "auto|tpu|gpu|cpu", "What to train on")
     distributed: bool = _option(False, "", "This process is one of several (JAX only).", bool)
-    checkpoint_minutes: float = _option(
-        10.0, "M", "How often a checkpoint is written (default: %(default)s).", POSITIVE
+    checkpoint_steps: int = _option(
+        1000, "N", "Steps from one checkpoint to the next (default: %(default)s).", integer_from(1)
     )
-    checkpoint_steps: int | None = _option(None, "N", "Write one every N steps instead.", integer_from(1))
 
     @classmethod
     def preset(cls, name: str, **options: Any) -> TrainOptions:
@@ -225,10 +205,9 @@ class Recipe:
         options: as given.
         model: as Keras writes its name.
         batch_size, image_size, steps: as in the options; steps of an epoch.
-        weight_decay: as in the options.
+        weight_decay: of kernels, decoupled.
         phases: one, or with weights two.
         data: what is trained and validated on.
-        class_counts: images of each class that are trained on; None unless `--class_weights` needs them.
     """
 
     options: TrainOptions
@@ -239,7 +218,6 @@ class Recipe:
     weight_decay: float
     phases: tuple[Phase, ...]
     data: Data
-    class_counts: Sequence[int] | None = None
 
     @property
     def classes(self) -> tuple[str, ...]:
@@ -268,7 +246,6 @@ class Recipe:
             "batch_size": self.batch_size,
             "image_size": self.image_size,
             "learning_rate": self.phases[0].learning_rate,
-            "weight_decay": self.weight_decay,
             "train_split": self.data.train,
             "eval_split": None if is_part else self.data.evaluation or NO_VALIDATION,
         }
@@ -276,10 +253,9 @@ class Recipe:
     def best(self, lines: Sequence[Mapping[str, Any]], phase: Phase) -> Mapping[str, Any] | None:
         """The line of metrics.jsonl of a phase's best epoch: the first of equals; without validation the last one."""
         lines = [line for line in lines if line["phase"] == phase.name]
-        key, sign = ("val_loss", 1) if self.options.select == "loss" else ("val_accuracy", -1)
-        if not lines or key not in lines[0]:
+        if not lines or "val_loss" not in lines[0]:
             return lines[-1] if lines else None
-        return min(lines, key=lambda line: math.inf if math.isnan(line[key]) else sign * line[key])
+        return min(lines, key=lambda line: math.inf if math.isnan(line["val_loss"]) else line["val_loss"])
 
 
 def check_backend(backend: str) -> None:
@@ -300,8 +276,6 @@ def make_recipe(info: DatasetInfo, options: TrainOptions, devices: int = 1) -> R
         UsageError: an option can't be used with this dataset, or these devices.
     """
     model = application_name(options.model)
-    if options.balance == "classes" and options.class_weights == "balanced":
-        raise UsageError("--balance classes reads all classes equally often: leave out --class_weights balanced")
     chosen = choose_data(info, options.train_split, options.eval_split, options.classes)
     mixed = FOREIGN_KEY not in info.manifest or chosen.train in info.splits  # a part of our splits has all classes
     counts = class_counts(info, chosen, at_most=mixed)
@@ -327,9 +301,8 @@ def make_recipe(info: DatasetInfo, options: TrainOptions, devices: int = 1) -> R
     if has_weights and more:
         phases.append(Phase("fine_tuning", more, rate * _FINE_TUNING_RATE))
     side = options.image_size or _side(info, model)
-    decay = options.weight_decay if options.weight_decay is not None else _DECAY.get(options.optimizer, 0.0)
-    weighed = class_counts(info, chosen) if options.class_weights == "balanced" else None
-    return Recipe(options, model, batch, side, steps, decay, tuple(phases), chosen, weighed)
+    decay = _DECAY.get(options.optimizer, 0.0)
+    return Recipe(options, model, batch, side, steps, decay, tuple(phases), chosen)
 
 
 def _peak_rate(optimizer: str, model: str, batch: int) -> float:

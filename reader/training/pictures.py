@@ -12,8 +12,8 @@ import numpy as np
 _MAX_NAMED, _MAX_NUMBERED = 60, 25
 
 
-def curves(lines: list[dict[str, Any]]) -> bytes:
-    """Loss and accuracy by epoch, as PNG."""
+def curves(lines: list[dict[str, Any]], best: int) -> bytes:
+    """Loss and accuracy by epoch, as PNG; the best epoch, whose weights model.keras has, is marked."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(10, 4), layout="constrained")
@@ -25,6 +25,7 @@ def curves(lines: list[dict[str, Any]]) -> bytes:
         for before, line in pairwise(lines):
             if before["phase"] != line["phase"]:
                 axes.axvline(before["epoch"] + 0.5, color="gray", linestyle=":", label="fine-tuning begins")
+        axes.axvline(best, color="green", alpha=0.4, label=f"best epoch: {best}")
         axes.set(xlabel="epoch", title=name)
         axes.xaxis.get_major_locator().set_params(integer=True)
         axes.grid(alpha=0.3)

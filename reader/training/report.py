@@ -21,6 +21,7 @@ from reader.training.options import Recipe
 
 _REDRAW_S, _LOG_S = 0.5, 30.0  # between lines within an epoch: on a terminal, elsewhere
 _NO_WAIT, _BUSY = 0.1, 0.5  # below the first share waiting is ignored; above the second the cores count as busy
+_OVERFITTED = 0.95  # training accuracy
 _SMALLER = 1.5  # a stored side this many times the trained one is worth storing again
 
 
@@ -142,12 +143,17 @@ def verdict(speed: Speed, info: DatasetInfo, recipe: Recipe) -> str:
     return f"{waited}: decoding is the limit; more CPU cores would help most (there are {cpu_count()})"
 
 
-def no_better(counts: Any, recipe: Recipe) -> str:
-    """A warning if counts [class, predicted class] are, within two standard errors, those of one answer; else ""."""
+def no_better(counts: Any, recipe: Recipe, trained: float) -> str:
+    """A warning if counts [class, predicted class] are, within two standard errors, those of one answer; else "".
+
+    With a training accuracy `trained` near 1 the model has overfitted, and more epochs don't help.
+    """
     images, of_class = float(counts.sum()), counts.sum(1)
     accuracy, largest = counts.trace() / images, of_class.max() / images
     answer = f"always answering {recipe.classes[of_class.argmax()]!r} ({largest:.3f})"
-    fix = "try --preset finetune" if recipe.options.weights == "none" else "raise --epochs"
+    fix = "try --model MobileNetV2 --weights imagenet" if recipe.options.weights == "none" else "raise --epochs"
+    if trained >= _OVERFITTED:
+        fix = f"it overfits, the training accuracy is {trained:.3f}; add images, or {fix.replace('raise', 'lower')}"
     line = f"validation accuracy {accuracy:.3f} is, within chance, no better than {answer}: {fix}"
     return line if accuracy < min(1, largest + 2 * (largest * (1 - largest) / images) ** 0.5) else ""
 

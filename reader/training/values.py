@@ -27,9 +27,7 @@ def integer_from(least: int) -> Callable[[object], int]:
 
 
 INTEGER = number(int, "an integer", lambda value: True)
-BETWEEN_0_AND_1 = number(float, "a number between 0 and 1", lambda value: 0 < value < 1)
 POSITIVE = number(float, "a number above 0", lambda value: 0 < value < math.inf)
-BELOW_1 = number(float, "a number from 0 to 0.99", lambda value: 0 <= value <= 0.99)
 
 
 def one_of(choices: str) -> Callable[[object], object]:

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import keras
+import numpy as np
 from keras import ops
 
 import reader
@@ -130,8 +131,8 @@ def error_of(act: Callable[[], Any]) -> str:
     return ""
 
 
-def streams(url: str) -> dict[str, Any]:
-    """Per case: epochs and validations of two fits, the epoch after one that was stopped, what evaluation saw."""
+def fits(url: str) -> dict[str, Any]:
+    """Per case: epochs and validations of fits in a row, of which two were stopped, and what was predicted."""
     found: dict[str, Any] = {}
     metrics = {execution: Seen() for execution in (1, 4)}
     models = {execution: small(seen, execution) for execution, seen in metrics.items()}
@@ -140,22 +141,38 @@ def streams(url: str) -> dict[str, Any]:
             continue  # Keras can't there
         model, seen = models[execution], metrics[execution]
         train = reader.train_batches(url, "train", global_batch_size=batch, augment=reader.augment.flip)
-        data = reader.keras.Stream(train)
-        evals = reader.keras.Stream(reader.eval_batches(url, "validation", global_batch_size=4))
-        options: dict[str, Any] = {"shuffle": False, "verbose": 0, "validation_data": evals}
-        logs = [Log(seen), Log(seen, stop=0), Log(seen, stop=max(0, len(train) - 2)), Log(seen)]
+        evals = reader.eval_batches(url, "validation", global_batch_size=4)
+        stops = [None, 0, len(train) - 2, None] if len(train) > 2 else [None, None]
+        logs = [Log(seen, stop) for stop in stops]
         for log in logs:
-            model.fit(data, epochs=2, callbacks=[log], **options)
-        model.evaluate(data, verbose=0)
+            model.fit(**reader.keras.fit_arguments(train, evals), epochs=2, verbose=0, callbacks=[log])
         found[f"{batch} {execution}"] = {
             "epochs": [log.epochs for log in logs],
             "validations": [one for log in logs for one in log.validations],
-            "evaluated": seen.rows(),
-            "predicted": len(model.predict(evals, verbose=0)),
+            "predicted": len(model.predict(**reader.keras.evaluate_arguments(evals), verbose=0)),
         }
-    data = reader.keras.Stream(reader.train_batches(url, "train", global_batch_size=4))
-    random.seed(1)  # Keras shuffles with it
-    found["shuffled"] = error_of(lambda: models[1].fit(data, verbose=0))
+        model.evaluate(**reader.keras.evaluate_arguments(evals), verbose=0)
+        found[f"{batch} {execution}"]["validations"].append(seen.rows())
+    return found
+
+
+def constant(url: str, folder: Path) -> dict[str, list[list[float]]]:
+    """Per number of validation batches, the losses of 4 validations in `fit` and `Resume` at a learning rate of 0."""
+    found = {}
+    for batches, batch in ((1, 9), (2, 5), (3, 4), (7, 2)):
+        model = small(Seen())
+        model.compile(keras.optimizers.SGD(0.0), keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+        train = reader.train_batches(url, "train", global_batch_size=BATCH)
+        # Of 9 records are 5 batches of 2, of 9 + 4 are 7.
+        evals = reader.eval_batches(
+            url, "validation+train[:4]" if batches == 7 else "validation", global_batch_size=batch
+        )
+        assert len(evals) == batches
+        history = model.fit(
+            **reader.keras.fit_arguments(train, evals), epochs=4, verbose=0, class_weight=dict.fromkeys(range(40), 2.0)
+        )
+        resumed = reader.keras.Resume(folder / f"constant {batches}", train).fit(model, evals, epochs=4, verbose=0)
+        found[str(batches)] = [list(map(float, one.history["val_loss"])) for one in (history, resumed)]
     return found
 
 
@@ -171,13 +188,12 @@ class Trainings:
         return reader.keras.Resume(self.folder / name, batches, every_steps)
 
     def fit(self, resume: Any, model: Any = None, callbacks: Any = (), epochs: int = EPOCHS, **options: Any) -> Any:
-        """Train to the end; returns (hash of the variables, epochs that were trained)."""
+        """Train to the end; returns (hash of the variables, (epoch, val_loss) of the epochs that were trained)."""
         model = model or stateful()
-        evals = reader.keras.Stream(reader.eval_batches(self.url, "validation", global_batch_size=4))
-        arguments = {"epochs": resume.epochs(epochs), "initial_epoch": resume.initial_epoch, "validation_data": evals}
-        arguments |= {"shuffle": False, "verbose": 0, "callbacks": [resume, *callbacks], **options}
-        history = model.fit(resume.data, **arguments)
-        return digest(model), len(history.history.get("loss", []))
+        evals = reader.eval_batches(self.url, "validation", global_batch_size=4)
+        history = resume.fit(model, evals, epochs=epochs, verbose=0, callbacks=callbacks, **options)
+        losses = map(float, history.history.get("val_loss", []))
+        return digest(model), list(map(list, zip(history.epoch, losses, strict=True)))
 
     def names(self, name: str) -> list[str]:
         return sorted(path.name for path in (self.folder / name).iterdir())
@@ -208,14 +224,15 @@ def resumes(trainings: Trainings) -> dict[str, Any]:
     found["files"] = trainings.names("killed")
     model = stateful()
     found["finished"] = fit(resume("killed"), model)
-    found["without initial_epoch"] = error_of(lambda: fit(resume("killed"), model, initial_epoch=0))
 
     newest = trainings.folder / "killed" / found["files"][-1]
     newest.write_bytes(newest.read_bytes()[:-100])
     found["corrupt"] = fit(resume("killed"))
     found["other model"] = error_of(lambda: fit(resume("killed"), stateful(5)))
     found["other seed"] = error_of(lambda: resume("killed", seed=4))
-    found["other data"] = error_of(lambda: fit(resume("new"), model, steps_per_epoch=2))
+    found["steps"] = error_of(lambda: fit(resume("new"), model, steps_per_epoch=2))
+    found["callback"] = error_of(lambda: model.fit(np.zeros((1, 16, 24, 3)), np.zeros(1), callbacks=[resume("new")]))
+    found["average"] = error_of(lambda: fit(resume("new"), averaged()))
     found["execution"] = error_of(lambda: fit(resume("new"), small(Seen(), 4))) if BACKEND != "torch" else ""
     for path in (trainings.folder / "killed").iterdir():
         path.write_bytes(b"")
@@ -225,10 +242,16 @@ def resumes(trainings: Trainings) -> dict[str, Any]:
     fit(half, callbacks=[Do(half, 9, lambda: setattr(half.model, "stop_training", True))])
     seen, other = Seen(), resume("batch", global_batch_size=BATCH // 2)
     log = Log(seen)
-    found["other batch"] = [other.step, other.initial_epoch]
+    found["other batch"] = [other.step, other.epoch]
     fit(other, stateful(metrics=[seen]), [log])
     found["other batch"] += [other.step, log.epochs]
     return found
+
+
+def averaged() -> Any:
+    model = small(Seen())
+    model.compile(keras.optimizers.SGD(use_ema=True), "mse")
+    return model
 
 
 def main(url: str, folder: str, kill: str = "") -> None:
@@ -237,7 +260,7 @@ def main(url: str, folder: str, kill: str = "") -> None:
         resume = trainings.resume("killed")
         trainings.fit(resume, callbacks=[Do(resume, stopped_at()[0], lambda: os.kill(os.getpid(), signal.SIGKILL))])
         raise UsageError("not killed")
-    print(json.dumps({"streams": streams(url), "resumes": resumes(trainings)}))
+    print(json.dumps({"fits": fits(url), "constant": constant(url, Path(folder)), "resumes": resumes(trainings)}))
 
 
 if __name__ == "__main__":

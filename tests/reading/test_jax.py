@@ -334,30 +334,32 @@ for shape, order in (((4, 1), [0, 1, 2, 3]), ((2, 2), [0, 2, 1, 3])):  # the sec
         keras.distribution.ModelParallel(layout_map=layout, batch_dim_name="batch", auto_shard_dataset=False)
     )
 
-    def fit(data, **more):
+    def compiled():
         model = keras.Sequential([keras.Input((16, 24, 3)), keras.layers.Rescaling(1 / 255), keras.layers.Flatten()])
         model.add(keras.layers.Dense(3, kernel_initializer="zeros"))
         model.compile(keras.optimizers.SGD(0.01), keras.losses.SparseCategoricalCrossentropy(from_logits=True))
-        return model.fit(data, shuffle=False, verbose=0, **more).history["loss"]
+        return model
+
+    def fit(batches):
+        return compiled().fit(**reader.keras.fit_arguments(batches), verbose=0).history["loss"]
 
     def train(host="auto", **options):
         return reader.train_batches(url, "train", global_batch_size=20, host=host, **options)
 
     batches = train()
-    said.append([fit(reader.keras.Stream(batches)), batches.host, batches.hosts, batches.position_at(1).hosts])
+    said.append([fit(batches), batches.host, batches.hosts, batches.position_at(1).hosts])
     resume = reader.keras.Resume(f"{folder}/{shape[0]}", train(), every_steps=2)
-    losses = fit(resume.data, epochs=resume.epochs(2), initial_epoch=resume.initial_epoch, callbacks=[resume])
-    said[-1] += [losses, resume._position.hosts]
+    said[-1] += [resume.fit(compiled(), epochs=2, verbose=0).history["loss"], resume._batches.hosts]
     for host in [(0, 1), (1, 2), (0, 2)]:
         if host != (batches.host, batches.hosts):
             try:
-                fit(reader.keras.Stream(train(host)))
+                fit(train(host))
                 raise AssertionError(host)
             except ValueError as error:
                 assert "so records would be read twice or not at all" in str(error), error
 ids = reader.train_batches(big, "train", global_batch_size=4, features=["photo_id"], host="auto")
 try:
-    fit(reader.keras.Stream(ids))
+    fit(ids)
 except ValueError as error:
     said.append(str(error))
 print(json.dumps(said))

@@ -247,7 +247,7 @@ def test_tensorflow_has_full_loops_only_and_says_how(info: reader.DatasetInfo, i
         reader.as_tf(batches)
     if find_spec("keras"):
         with pytest.raises(UsageError, match=r"give batches\.at\(position, rest=False\)"):
-            reader.keras.Stream(batches)[0]
+            reader.keras.fit_arguments(batches)
     full = reader.as_tf(batches.at(batches.start, rest=False))
     assert len(full) == len(batches)
     assert [seen(full), seen(full)] == [

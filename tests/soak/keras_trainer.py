@@ -77,21 +77,14 @@ class KerasFit:
             return
         resume = reader.keras.Resume(self._job.folder, self._job.batches(), every_steps=EVERY_STEPS)
         with contextlib.suppress(_Killed):
-            self._model.fit(
-                resume.data,
-                epochs=resume.epochs(EPOCHS),
-                initial_epoch=resume.initial_epoch,
-                shuffle=False,
-                callbacks=[resume, _Kill(steps, self._job.is_killed)],
-                verbose=0,
-            )
+            resume.fit(self._model, epochs=EPOCHS, callbacks=[_Kill(steps, self._job.is_killed)], verbose=0)
         self.rows = self._recorder.rows()
 
     def save(self) -> Any:
         if self._job.steps is not None:
             return None
         uninterrupted, _ = _compiled(self._job)
-        uninterrupted.fit(reader.keras.Stream(self._job.batches()), epochs=EPOCHS, shuffle=False, verbose=0)
+        uninterrupted.fit(**reader.keras.fit_arguments(self._job.batches()), epochs=EPOCHS, verbose=0)
         return [_weights(self._model), _weights(uninterrupted)]
 
 

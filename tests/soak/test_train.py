@@ -20,9 +20,7 @@ from tests.train import runs
 pytestmark = pytest.mark.soak
 
 KILLS = 2
-OPTIONS = (
-    "--image_size 16 --batch_size 8 --epochs 12 --early_stopping 4 --ema 0.7 --learning_rate 0.02 --checkpoint_steps 3"
-)
+OPTIONS = "--image_size 16 --batch_size 8 --epochs 12 --early_stopping 4 --learning_rate 0.02 --checkpoint_steps 3"
 
 
 @pytest.mark.parametrize("backend", ["tensorflow", "jax"])

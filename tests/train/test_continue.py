@@ -79,16 +79,6 @@ def test_early_stopping_ends_with_the_best_epoch(folder: Path) -> None:
     assert losses.index(min(losses)) + 1 == run["best_epoch"]
     models = [runs.weights_of(folder / "plain", file) for file in ("model.keras", "last.keras")]
     assert not all(map(np.array_equal, *models))
-    assert [path.name for path in folder.glob("plain/checkpoints/best-*")] == [f"best-{5 * run['best_epoch']:09}.npz"]
-
-
-@on_all_backends
-def test_the_model_is_the_average_and_training_goes_on_with_the_weights(folder: Path) -> None:
-    _, arrays = runs.checkpoint_of(folder / "plain")
-    last = runs.weights_of(folder / "plain", "last.keras")
-    kernel = max(last, key=lambda array: array.size)
-    equal = [array for array in arrays if array.shape == kernel.shape]
-    assert sum(np.array_equal(array, kernel) for array in equal) == 1  # of weights, average and Adam's moments
 
 
 @on_soaked_backends

@@ -23,9 +23,10 @@ from PIL import Image
 import reader
 from beam_pipeline.errors import CorruptRecordError, ImageShardsError, StorageError, UsageError
 from reader.runs import RunReader
-from reader.training import checkpoint, pictures, report
+from reader.training import pictures, report
+from reader.training.checkpoint import Checkpoints
 from reader.training.fit import TrainResult, train
-from reader.training.options import TrainOptions, make_recipe
+from reader.training.options import TrainOptions
 from reader.training.out_folder import OutFolder, open_out
 from tests import make, servers
 from tests.train import runs
@@ -82,7 +83,6 @@ def test_all_that_comes_out_is_there(dataset: str, finished: Path) -> None:
         with Image.open(finished / name) as picture:
             assert min(picture.size) > 300
     assert sorted(path.name for path in (finished / "checkpoints").iterdir()) == [
-        "best-000000005.npz",
         "step-000000004.npz",
         "step-000000005.npz",
     ]
@@ -176,7 +176,7 @@ def test_nothing_but_corrupt_checkpoints_is_an_error(dataset: str, finished: Pat
     out = copied(finished, tmp_path)
     for file in out.glob("checkpoints/step-*"):
         file.write_bytes(file.read_bytes()[:100])
-    with pytest.raises(ImageShardsError, match=r"no checkpoint in .*/out/checkpoints can be read: delete them"):
+    with pytest.raises(ImageShardsError, match=r"no save in .*/out/checkpoints can be read: delete them"):
         trained(dataset, out)
 
 
@@ -201,7 +201,7 @@ BY_HAND: dict[str, Callable[[dict[str, Any], dict[str, Any]], object]] = {
     "logs without a loss": lambda document, _: document["progress"].update(logs={"accuracy": 0.5}),
     "a position that is none": lambda document, _: document["progress"].update(position="{}"),
     "more variables": lambda document, _: document["variables"].append(["more", [2]]),
-    "a number of sums that is none": lambda document, _: document.update(sums="2"),
+    "a number of sums that is none": lambda document, _: document.update(more="2"),
     "an array of another shape": lambda _, arrays: arrays.update({"00000": arrays["00000"][..., :1]}),
     "no document": lambda document, _: document.clear(),
 }
@@ -217,8 +217,8 @@ def test_checkpoints_that_no_training_wrote_are_an_error_of_one_line(
     with pytest.raises(ImageShardsError) as error:
         trained(dataset, out)
     assert str(error.value) == (
-        f"{out}/checkpoints/step-000000004.npz is corrupt: no checkpoint in {out}/checkpoints can be read: delete them "
-        "to start again, or choose another --out"
+        f"{out}/checkpoints/step-000000004.npz is corrupt: no save in {out}/checkpoints can be read: delete them "
+        "to start again, or choose another folder"
     )
     assert error.value.exit_code == 1
 
@@ -237,7 +237,7 @@ def test_a_checkpoint_with_nan_is_left_for_the_one_before_and_none_but_such_name
     assert runs.metrics_of(out) == runs.metrics_of(finished)
     unfinish(out)
     edit(out, diverge)
-    with pytest.raises(ImageShardsError, match=r"4.npz holds NaN: no checkpoint in .* can be read: delete them"):
+    with pytest.raises(ImageShardsError, match=r"4.npz holds NaN: no save in .* can be read: delete them"):
         trained(dataset, out)
 
 
@@ -245,7 +245,7 @@ def test_sums_of_another_shape_are_those_of_another_model(dataset: str, finished
     out = copied(finished, tmp_path)
     (out / "checkpoints/step-000000005.npz").unlink()
     edit(out, lambda document, arrays: arrays.update({f"{len(document['variables']):05}": np.zeros(3)}))
-    with pytest.raises(ImageShardsError, match=r"step-000000004.npz is of another model or another Keras; choose"):
+    with pytest.raises(ImageShardsError, match=r"checkpoints is of another model or another Keras; choose"):
         trained(dataset, out)
 
 
@@ -267,13 +267,13 @@ def test_a_finished_training_without_its_end_was_not_written_by_train(
 def test_checkpoints_that_are_due_at_the_end_of_an_epoch_are_written(
     dataset: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    saved, save = [], checkpoint.save
+    saved, save = [], Checkpoints.save
 
-    def noting(*given: Any) -> None:
-        saved.append((given[1].step, "to validate" if given[1].logs else ""))
-        save(*given)
+    def noting(self: Checkpoints, *given: Any) -> None:
+        saved.append((self.at.step, "to validate" if self.at.logs else ""))
+        save(self, *given)
 
-    monkeypatch.setattr(checkpoint, "save", noting)
+    monkeypatch.setattr(Checkpoints, "save", noting)
     trained(dataset, tmp_path / "out", epochs=3, checkpoint_steps=5)  # the steps of an epoch
     assert saved == [(5, "to validate"), (10, "to validate"), (15, "to validate"), (15, "")]
 
@@ -331,18 +331,18 @@ def test_out_in_a_bucket_is_written_and_continued(
     bucket = gcs.new_bucket()
     out = f"gs://{bucket}/runs/1"
 
-    save = checkpoint.save
+    save = Checkpoints.save
 
-    def save_and_terminate(*given: Any) -> None:
-        save(*given)
-        if given[1].step == 2:
+    def save_and_terminate(self: Checkpoints, *given: Any) -> None:
+        save(self, *given)
+        if self.at.step == 2:
             signal.raise_signal(signal.SIGTERM)
 
     with (
         monkeypatch.context() as patch,
         pytest.raises(ImageShardsError, match=f"the same command with --out {out} continues"),
     ):
-        patch.setattr(checkpoint, "save", save_and_terminate)
+        patch.setattr(Checkpoints, "save", save_and_terminate)
         trained(dataset, out, epochs=2, checkpoint_steps=2)
     step = int(max(name for name in gcs.names(bucket) if "/step-" in name)[-13:-4])
     _, lines = trained(dataset, out, epochs=2, checkpoint_steps=1000)
@@ -436,12 +436,15 @@ def test_a_verdict_needs_more_than_one_step(
 )
 def test_a_model_that_is_no_better_than_one_answer_is_told(counts: Any, weights: str, message: str) -> None:
     recipe: Any = SimpleNamespace(classes=("a", "b", "c"), options=SimpleNamespace(weights=weights))
-    fix = "try --preset finetune" if weights == "none" else "raise --epochs"
-    line = report.no_better(np.array(counts, np.float32), recipe)
+    fix = "try --model MobileNetV2 --weights imagenet" if weights == "none" else "raise --epochs"
+    line = report.no_better(np.array(counts), recipe, 0.9)
     assert line.startswith(f"validation accuracy {message}" if message else "") and line.endswith(
         f": {fix}" if message else ""
     )
     assert bool(line) == bool(message)
+    line = report.no_better(np.array(counts), recipe, 1.0)
+    overfits = f"it overfits, the training accuracy is 1.000; add images, or {fix.replace('raise', 'lower')}"
+    assert line.endswith(f": {overfits}" if message else "")
 
 
 def test_a_corrupt_record_is_told_as_the_reader_says_it(dataset: str, tmp_path: Path) -> None:
@@ -470,17 +473,7 @@ def test_classes_and_balance_are_checked_before_anything_is_written(dataset: str
     for options, message in (
         ({"classes": "cta"}, "there is no class 'cta': did you mean 'cat'?"),
         ({"balance": "all"}, "--balance 'all': choose one of none, classes"),
-        (
-            {"balance": "classes", "class_weights": "balanced"},
-            "--balance classes reads all classes equally often: leave out --class_weights balanced",
-        ),
     ):
         with pytest.raises(UsageError) as error:
             trained(dataset, tmp_path / "out", **options)
         assert str(error.value) == message and not (tmp_path / "out").exists()
-
-
-def test_class_weights_count_the_merged_classes(dataset: str) -> None:
-    classes = {"bird": "a", "cat": "b", "dog": "b"}
-    recipe = make_recipe(reader.load_info(dataset), TrainOptions(class_weights="balanced", classes=classes))
-    assert (recipe.classes, recipe.class_counts, recipe.steps) == (("a", "b"), [14, 26], 5)

@@ -11,13 +11,13 @@ import numpy as np
 import pytest
 
 import reader
-from beam_pipeline.errors import ImageShardsError, UsageError
-from reader.training import checkpoint, inputs
+from beam_pipeline.errors import UsageError
+from reader.training import inputs
 from reader.training.metrics import class_metrics
 from reader.training.options import TrainOptions
 from tests.reading.shards import make_dataset
 from tests.train import runs
-from tests.train.test_out import trained, unfinish
+from tests.train.test_out import trained
 
 pytestmark = pytest.mark.usefixtures("eager", "no_pictures")
 
@@ -62,7 +62,7 @@ def test_what_is_held_out_is_never_seen_in_training(
 
 def test_a_run_without_validation_ends_with_the_last_epoch(six_classes: str, tmp_path: Path) -> None:
     result, _ = trained(six_classes, tmp_path / "out", epochs=2, eval_split="none")
-    assert result.best_epoch == 2 and not list(tmp_path.glob("out/checkpoints/best-*"))
+    assert result.best_epoch == 2
     models = [runs.weights_of(tmp_path / "out", file) for file in ("model.keras", "last.keras")]
     assert all(map(np.array_equal, *models))
     assert not list(tmp_path.glob("out/*.csv"))
@@ -94,9 +94,7 @@ def test_precision_and_recall_are_empty_where_nothing_is_divided() -> None:
 
 
 def test_a_run_is_repeated_by_its_run_json(dataset: str, tmp_path: Path) -> None:
-    trained(
-        dataset, tmp_path / "one", ema=0.9, optimizer="sgd", weight_decay=1e-4, classes="cat,dog", select="accuracy"
-    )
+    trained(dataset, tmp_path / "one", optimizer="sgd", classes="cat,dog")
     own = {"model": "tests.train.runs:linear"}  # which a file alone isn't trusted to name
     options = TrainOptions.of_run(tmp_path / "one/run.json", out=str(tmp_path / "two"), device="cpu", **own)
     reader.train(dataset, options)
@@ -126,45 +124,3 @@ def test_a_config_that_is_none_is_one_line(tmp_path: Path, text: str | None, mes
     assert str(caught.value) == f"--config '{file}': {message}"
     with pytest.raises(UsageError, match=r"^--config 'gs://': name a bucket; give OUT/run.json$"):
         TrainOptions.of_run("gs://")
-
-
-def test_best_weights_that_are_lost_are_one_line(dataset: str, tmp_path: Path) -> None:
-    out = tmp_path / "out"
-    options: dict[str, Any] = {"epochs": 4, "learning_rate": 0.5, "select": "accuracy"}
-    result, _ = trained(dataset, out, **options)
-    assert result.best_epoch < 4, "else they aren't needed"
-    unfinish(out)
-    (best,) = out.glob(f"checkpoints/best-{result.best_epoch * 5:09}.npz")
-    data = best.read_bytes()
-    for content in (data[:-100], None):
-        best.unlink() if content is None else best.write_bytes(content)
-        with pytest.raises(ImageShardsError) as caught:
-            trained(dataset, out, **options)
-        assert str(caught.value) == (
-            f"{best}, the weights of the best epoch, is missing or corrupt: "
-            f"delete {out}/checkpoints to train again, or use {out}/last.keras"
-        )
-    best.write_bytes(data)
-    assert trained(dataset, out, **options)[0].best_epoch == result.best_epoch
-
-
-def test_the_best_weights_of_both_checkpoints_are_kept_and_no_others(
-    dataset: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    folder, save, most = tmp_path / "out/checkpoints", checkpoint.save, 0
-
-    def save_and_look(*given: Any) -> None:
-        nonlocal most
-        save(*given)
-        there = {path.name for path in folder.glob("best-*")}
-        most = max(most, len(there))
-        for file in folder.glob("step-*"):
-            with np.load(file) as opened:
-                lines = json.loads(bytes(opened["document"]))["progress"]["lines"]
-            if lines:
-                best = min(lines, key=lambda line: line["val_loss"])
-                assert f"best-{best['step']:09}.npz" in there
-
-    monkeypatch.setattr(checkpoint, "save", save_and_look)
-    trained(dataset, tmp_path / "out", epochs=6, checkpoint_steps=3, learning_rate=1e-4)
-    assert 1 <= most <= 3

@@ -18,7 +18,7 @@ import pytest
 import reader
 from beam_pipeline.errors import ImageShardsError, UsageError
 from imageshards import main
-from reader.model_state import CORRUPT, PackedState
+from reader.saves import Saves
 from reader.training import evaluate as evaluating
 from reader.training import run as run_module
 from reader.training.fit import train
@@ -269,11 +269,12 @@ def test_a_folder_to_resume_in_whose_run_json_is_nested_too_deeply_is_one_line(
         TrainOptions.of_run(tmp_path / "run.json")
 
 
-def test_a_checkpoint_whose_document_is_nested_too_deeply_is_corrupt() -> None:
-    file = io.BytesIO()
-    np.savez(file, document=np.frombuffer(b"[" * 100_000, np.uint8))
-    with pytest.raises(CORRUPT):
-        PackedState(file.getvalue())
+def test_a_checkpoint_whose_document_is_nested_too_deeply_is_corrupt(tmp_path: Path) -> None:
+    np.savez(tmp_path / "step-000000001.npz", document=np.frombuffer(b"[" * 100_000, np.uint8))
+    with pytest.raises(
+        ImageShardsError, match=r"step-000000001.npz is corrupt: no save in .* can be read: delete them"
+    ):
+        Saves(str(tmp_path), print).newest(dict)
 
 
 # --- names
