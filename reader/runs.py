@@ -128,15 +128,17 @@ class RunTable:
             None if the runs aren't of these lengths.
         """
         first, last = self.runs_of(numbers[[0, -1]]).tolist()
-        runs, begins = slice(first, last + 1), np.concatenate(([0], np.cumsum(lengths, dtype=np.int64)))
+        runs = slice(first, last + 1)
         heads = self.file_record[runs]
         ends = heads + self.records[runs]
-        if ends[-1] >= len(begins) or (begins[ends] - begins[heads] != self.bytes[runs]).any():
+        low, high = int(heads[0]), int(ends[-1])  # sums of these runs alone: a record shouldn't cost those of its shard
+        begins = np.concatenate(([0], np.cumsum(lengths[low:high], dtype=np.int64)))
+        if high > len(lengths) or (begins[ends - low] - begins[heads - low] != self.bytes[runs]).any():
             return None
         run = np.repeat(np.arange(last + 1 - first), np.diff(np.searchsorted(numbers, self.first[first : last + 2])))
         index = numbers - (self.first[runs] - self.skip[runs])[run]
         record = index + heads[run]
-        return index, begins[record] - begins[heads][run], lengths[record]
+        return index, begins[record - low] - begins[heads - low][run], lengths[record]
 
     def number_of(self, path: str, row: int) -> int | None:
         """Number in the selection of record `row` of a shard, the first if it is there twice; None if it isn't."""

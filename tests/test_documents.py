@@ -128,7 +128,7 @@ def test_what_was_unpacked_is_the_dataset_that_the_answers_promise(folder: Path)
         name: {split.name: split.records for split in imageshards.load_info(folder / "datasets" / name).splits.values()}
         for name in ("imagenet_train", "imagenet_validation", "flat", "unpacked", "photos")
     }
-    assert found["imagenet_train"] == {"train": 8} and found["imagenet_validation"] == {"validation": 3}
+    assert found["imagenet_train"] == {"train": 8} and found["imagenet_validation"] == {"train": 3}
     assert sum(found["flat"].values()) == 9 and sum(found["unpacked"].values()) == 26
     assert sum(found["photos"].values()) == 61
 
