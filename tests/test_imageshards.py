@@ -113,7 +113,11 @@ def test_every_name_loads_and_is_what_editors_see(shelf: ModuleType) -> None:
     seen |= {"write": ("beam_pipeline", "run")} if shelf is imageshards else {}
     assert seen.keys() | {"__version__"} == {*shelf.__all__, "__version__"}
     for name, (module, original) in seen.items():
-        home = importlib.import_module(module)
+        try:
+            home = importlib.import_module(module)
+        except ModuleNotFoundError as error:
+            assert error.name in ("jax", "keras", "tensorflow", "torch"), "a framework that isn't installed"
+            continue
         assert getattr(shelf, name) is getattr(home, original)
 
 
