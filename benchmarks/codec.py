@@ -4,7 +4,7 @@
 
 IMAGES is a folder of photos (drawn pictures without). Two kinds of input are measured: the photos, and large ones made
 by laying them out side by side, which keeps the detail of every pixel (an enlarged photo has none to lose). "plain" is
-Pillow's straight path: decode whole, then filter. Times are CPU ms per image of one thread. It prints Markdown
+Pillow's straight path: decode at full size, then filter. Times are CPU ms per image of one thread. It prints Markdown
 for RESULTS.md.
 """
 

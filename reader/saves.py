@@ -92,7 +92,7 @@ def pack_state(model: Any, document: Mapping[str, Any], more: Sequence[Any] = ()
 
     Args:
         model: compiled and built.
-        document: what is stored beside its variables, as JSON.
+        document: what is stored with its variables, as JSON.
         more: further variables or arrays.
     """
     variables = _variables(model)

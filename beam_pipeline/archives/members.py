@@ -117,8 +117,9 @@ class Members:
             name = self._names[number]
             if name.startswith(archive):
                 continue
-            if (match := _TAR_FOLDER.search(name, len(folder))) and self.find(name[: match.end() - 1]):
-                archive = name[: match.end()]
+            ends = (match.end() for match in _TAR_FOLDER.finditer(name, len(folder)))
+            if end := next((end for end in ends if self.find(name[: end - 1])), None):
+                archive = name[:end]
             elif not name.endswith(b"/"):
                 yield self[number]
 

@@ -15,7 +15,7 @@ BLOCK = 512
 Read = Callable[[int, int], bytes]
 _SPARSE, _WITHOUT_DATA, _OF_NEXT = b"S", b"123456", b"LKxgVN"  # types of members; some say more of the next one
 _MAX_HEADER_BYTES = 1 << 20  # of a long name or pax records: paths have some 4 kB
-_MAX_TAIL = 1 << 20  # behind the end, where the next of two joined archives may begin
+_MAX_TAIL = 1 << 20  # behind the end: padding; there the next of two joined archives may begin
 _RECORD = re.compile(rb"(\d{1,7}) ([^=\n]+)=")
 _MAY_BE_A_CLASS = re.compile(rb"[^/]+(?:/[^/]+)?\.tar", re.IGNORECASE | re.DOTALL)  # or one of a split
 
@@ -74,7 +74,9 @@ def _members(read: Read, at: int, end: int, archive: str, inside: bytes) -> Iter
                 yield from _members(read, data, stop, archive, name)
     if not header:
         raise _corrupt(what, "it has no end")
-    for after in range(at, min(end, at + _MAX_TAIL), BLOCK):
+    if end - at > _MAX_TAIL:  # zeros where an interrupted download left a gap
+        raise _corrupt(what, f"{end - at} bytes follow its end at byte {at}")
+    for after in range(at, end, BLOCK):
         if _is_header(read(after, min(end, after + BLOCK))):
             fix = "take them apart, or unpack it by tar --ignore-zeros"
             raise UsageError(f"{what}: behind its end, at byte {after}, another tar file begins: {fix}")

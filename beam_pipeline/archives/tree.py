@@ -85,7 +85,7 @@ class Tree:
         if not SUFFIX.search(name):
             return False
         found = self._within(folder_url)
-        return found is None or (name[-4:].lower() == ".tar" and found[1].has(found[2] + name.encode() + b"/"))
+        return found is None or (name[-4:].lower() == ".tar" and found[1].has(found[2] + _encoded(name) + b"/"))
 
     def archives(self, folder_url: str) -> frozenset[str]:
         """The names of the archives in a folder, listed once."""
@@ -115,7 +115,7 @@ class Tree:
         """The archive that a URL is in, its members, and the folder there."""
         for match in _WITHIN.finditer(url, url.find("://") + 3 if "://" in url else 0):
             if found := self._archive(url[: match.end()]):
-                folder = url[match.end() + 1 :].encode("utf-8", "surrogateescape")
+                folder = _encoded(url[match.end() + 1 :])
                 return *found, folder and folder.rstrip(b"/") + b"/"
         return None
 
@@ -131,6 +131,7 @@ class Tree:
                 file = self._store(url).stat(url)
                 future.set_result(file and (file, self._members(file)))
             except BaseException as error:
+                del self._archives[url]  # a retry of the runner's lists it again
                 future.set_exception(error)
         return future.result()
 
@@ -141,7 +142,7 @@ class Tree:
         if not store.is_remote:
             with store.open(url) as opened:
                 return self._of_tar(file, lambda start, stop: _at(opened, start, stop), _LOCAL_BLOCK_BYTES)
-        if file.bytes < _SAVED_BYTES:
+        if file.bytes < _SAVED_BYTES or not file.generation:
             return self._of_tar(file, functools.partial(store.read, url), _BLOCK_BYTES)
         name = hashlib.blake2b(f"{url} {file.generation}".encode(), digest_size=16).hexdigest()
         saved = storage.join(self._saved_url, f"{name}.members")
@@ -174,6 +175,10 @@ class _Blocks:
             self._start, begin = start, 0
             self._data = self._read(start, min(self._size, max(stop, start + length)))
         return self._data[begin : begin + stop - start]
+
+
+def _encoded(name: str) -> bytes:
+    return name.encode("utf-8", "surrogateescape")
 
 
 def _at(opened: IO[bytes], start: int, stop: int) -> bytes:

@@ -9,6 +9,7 @@ import tarfile
 import zipfile
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 
@@ -121,6 +122,28 @@ def test_splits_and_classes_may_be_archives(tmp_path: Path, files: pack.Files) -
     ]
 
 
+def test_names_of_inner_archives_and_folders_may_be_anything(tmp_path: Path) -> None:
+    inner = pack.tarred({"1.jpg": b"1"})
+    files = {"c\udcff.tar": inner, "d.tar/e.tar": inner, "d.tar/2.jpg": b"2"}
+    (tmp_path / "a.tar").write_bytes(pack.tarred(files))
+    (tmp_path / "b.tar").write_bytes(pack.tarred({"c\udcff.tar": inner}))
+    with pytest.raises(UsageError, match="write a name in UTF-8"):
+        class_folders(config(f"{tmp_path}/b.tar"), ListingSummary())
+    given = tree.tree(config(f"{tmp_path}/a.tar"))
+    assert given.is_archive(f"{tmp_path}/a.tar", "c\udcff.tar")
+    assert sorted(file.path for file in given.files(f"{tmp_path}/a.tar/d.tar")) == ["2.jpg", "e.tar"]
+
+
+def test_a_listing_that_failed_is_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "a.zip").write_bytes(pack.zipped({"cat/1.jpg": b"1"}))
+    given = config(f"{tmp_path}/a.zip")
+    with monkeypatch.context() as patch:
+        patch.setattr(tree.zip, "members", mock.Mock(side_effect=OSError("a fault of the network")))
+        with pytest.raises(OSError, match="a fault of the network"):
+            list(all_images(given))
+    assert len(list(all_images(given))) == 1
+
+
 def link(name: str, target: str, kind: bytes = tarfile.SYMTYPE) -> bytes:
     out = io.BytesIO()
     with tarfile.open(fileobj=out, mode="w") as archive:
@@ -202,6 +225,7 @@ TWICE = "two members are called 'cat/1.jpg', at bytes 0 and "
         ("a.tar", changed(TAR, 1600, b"x"), "no valid tar file, no header at byte 1536: copy it"),
         ("a.tar", b"not a tar at all" * 100, "no valid tar file, it doesn't begin with a header"),
         ("a.tar", TAR + TAR, "behind its end, at byte 10240, another tar file begins: take them apart"),
+        ("a.tar", TAR[:1024] + bytes(4 << 20), "no valid tar file, 4193792 bytes follow its end at byte 1536"),
         ("a.tar", INNER, "'cat.tar' in "),
         ("a.tar", HUGE, "no valid tar file"),
         ("a.zip", b"", "no zip file that can be read"),
