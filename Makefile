@@ -3,7 +3,7 @@
 
 SHELL := bash
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test soak lint format bench engines extras wheel constraints clean
+.PHONY: help setup demo test soak lint format bench engines extras wheel release docs constraints clean
 .DELETE_ON_ERROR:
 
 # What .venv holds by default; .ci/run adds the frameworks that only some users have.
@@ -72,6 +72,12 @@ extras: $(STAMP) ## Install the wheel with each set of extras by itself and try 
 
 wheel: $(STAMP) ## Build the sdist and a wheel for Python 3.11 and later, with the compiled resize: into dist
 	@tools/wheel.sh
+
+release: $(STAMP) ## Build what is uploaded, check it, try it in an empty environment, and stop before the upload
+	@tools/release.sh
+
+docs: $(STAMP) ## Build the site into build/site; a broken link fails
+	@NO_MKDOCS_2_WARNING=1 TF_CPP_MIN_LOG_LEVEL=3 $(BIN)/python -m tools.site
 
 constraints: $(STAMP) ## Pin every dependency at its newest version
 	@PATH="$(CURDIR)/$(BIN):$$PATH" tools/constraints.sh --upgrade

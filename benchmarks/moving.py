@@ -1,4 +1,4 @@
-"""Runs the blocks of docs/moving.md that need another library, and compares what they print with what the page says.
+"""Runs the blocks of docs/howto/moving.md that need another library, and compares what they print with what the page says.
 
     benchmarks/peers_env.sh             # the other libraries, once
     python benchmarks/moving.py [PYTHON]
@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 from PIL import Image
 
 ROOT = Path(__file__).parent.parent
-DOCUMENT = ROOT / "docs" / "moving.md"
+DOCUMENT = ROOT / "docs" / "howto" / "moving.md"
 PEERS = ROOT / "build" / "peers" / ".venv" / "bin" / "python"
 LIBRARIES = {"torchvision", "webdataset", "streaming", "ffcv"}
 IMAGES, SHARDS = 100, 4
@@ -45,12 +45,14 @@ class Block(NamedTuple):
     imports: frozenset[str]
 
 
-def blocks() -> list[Block]:
-    """The blocks of the page, in order."""
+def blocks(page: Path = DOCUMENT) -> list[Block]:
+    """The blocks of a page that say what they print, in order."""
     found = []
-    for section in re.split(r"^## ", DOCUMENT.read_text(), flags=re.MULTILINE)[1:]:
+    for section in re.split(r"^## ", page.read_text(), flags=re.MULTILINE)[1:]:
         for text in re.findall(r"^```python\n(.*?)^```$", section, re.MULTILINE | re.DOTALL):
-            code, said = re.fullmatch(r"(.*?)((?:^# .*\n)+)", text, re.MULTILINE | re.DOTALL).groups()  # type: ignore[union-attr]
+            if (parts := re.fullmatch(r"(.*?)((?:^# .*\n)+)", text, re.MULTILINE | re.DOTALL)) is None:
+                continue
+            code, said = parts.groups()
             imports = frozenset(re.findall(r"^(?:from|import) (\w+)", code, re.MULTILINE))
             found.append(Block(section.splitlines()[0], code, re.sub(r"^# ", "", said, flags=re.MULTILINE), imports))
     return found

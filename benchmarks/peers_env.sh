@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Makes environments of other libraries; nothing of this package is in them.
 #
-#   benchmarks/peers_env.sh          # build/peers/.venv: the readers of benchmarks/peers_read.py and docs/moving.md
+#   benchmarks/peers_env.sh          # build/peers/.venv: the readers of benchmarks/peers_read.py and docs/howto/moving.md
 #   benchmarks/peers_env.sh write    # build/peers/write/.venv: img2dataset, for benchmarks/write_peers.py
 #
 # FFCV is compiled against Debian's OpenCV and libjpeg-turbo, which root installs here. What can't be installed is

@@ -238,7 +238,7 @@ draw_rates(result, "with 50 ms a request")
 # ## Next
 #
 # - [why.md](why.md): why files in a bucket are slow, and what each remedy brings
-# - [reader.md](reader.md): all arguments, JAX and PyTorch, several hosts, resuming, columns besides the image
-# - [moving.md](moving.md): from Keras' `image_dataset_from_directory`, TFDS, WebDataset, `ImageFolder` and others
-# - [training.md](training.md): `imageshards train`, which needs no code, on a TPU, GPUs or the CPU
-# - [dataflow.md](dataflow.md): the same job over a bucket of millions of images
+# - [Several hosts, resuming](howto/hosts.md), [JAX](howto/jax.md), [PyTorch](howto/pytorch.md)
+# - [moving](howto/moving.md): from Keras' `image_dataset_from_directory`, TFDS, WebDataset, `ImageFolder` and others
+# - [train](howto/train.md): `imageshards train`, which needs no code, on a TPU, GPUs or the CPU
+# - [Dataflow](howto/dataflow.md): the same job over a bucket of millions of images

@@ -54,7 +54,7 @@ def records(
     """The records of a split by number or file name: `records[17]`, `records["cat/1.jpg"]`, slices, lists of these.
 
     Each is a dict: `image`, `class`, `label` (the class name), `filename`, `size`, and a manifest's columns. Numbers
-    are in file order, as `eval_batches` reads. For training `train_batches` is faster: see docs/reader.md.
+    are in file order, as `eval_batches` reads. For training `train_batches` is faster: see docs/howto/records.md.
 
     Args:
         dataset: what `load_info` returned, or the URL.

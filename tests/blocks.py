@@ -20,18 +20,26 @@ def blocks(document: Path) -> list[tuple[str, str]]:
     return re.findall(r"^```(bash|python)\n(.*?)^```$", document.read_text(), re.MULTILINE | re.DOTALL)
 
 
-def run(language: str, text: str, name: object) -> str:
-    """What a block prints in the working directory; `name` is of its document, for tracebacks. It must succeed."""
+def run(language: str, text: str, name: object, variables: dict[str, Any] | None = None) -> str:
+    """What a block prints in the working directory; `name` is of its document, for tracebacks. It must succeed.
+
+    `variables` are those of the Python blocks before it, for a block that goes on where they ended.
+    """
     printed = io.StringIO()
     with contextlib.redirect_stdout(printed):
         if language == "python":
-            variables: dict[str, Any] = {"__name__": "block"}
+            variables = {"__name__": "block"} if variables is None else variables
             exec(compile(text, str(name), "exec"), variables)
             return printed.getvalue()
         for is_ours, part in _commands(text):
             if is_ours:
                 line, _, otherwise = part.partition(" || ")
-                code = imageshards.main(shlex.split(line)[1:])
+                line, _, file = line.partition(" > ")
+                with (
+                    open(file, "w") if file else contextlib.nullcontext(printed) as out,
+                    contextlib.redirect_stdout(out),
+                ):
+                    code = imageshards.main(shlex.split(line, comments=True)[1:])
                 assert code == 0 or (otherwise, code) == ("true", 1), line
             else:
                 command = ["bash", "-euo", "pipefail", "-c", part]

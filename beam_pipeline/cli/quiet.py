@@ -43,7 +43,7 @@ def only_our_lines(logs: bool = False) -> Iterator[None]:
     if not logs:
         logging.root.setLevel(logging.CRITICAL + 1)
     hide_warnings()
-    # Users' own credentials are what docs/dataflow.md recommends.
+    # Users' own credentials are what docs/howto/dataflow.md recommends.
     filterwarnings("ignore", "Your application has authenticated using end user credentials")
     filterwarnings("ignore", "Unrecognized JobState")  # newer than the library
     is_shared = False  # else workers print elsewhere: a test, a caller that collects our lines

@@ -261,7 +261,7 @@ class Recipe:
 def check_backend(backend: str) -> None:
     """Raises UsageError if Keras can't train on a backend here."""
     if backend not in ("tensorflow", "jax"):
-        raise UsageError(f"KERAS_BACKEND={backend}: train runs on tensorflow or jax; others: see docs/reader.md#keras")
+        raise UsageError(f"KERAS_BACKEND={backend}: train runs on tensorflow or jax; others: see docs/howto/keras.md")
 
 
 def make_recipe(info: DatasetInfo, options: TrainOptions, devices: int = 1) -> Recipe:

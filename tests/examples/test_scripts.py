@@ -9,7 +9,7 @@ import pytest
 from tests.examples.runs import EXAMPLES, OPTIONS, check_resume, run, skip_without
 from tests.reading.shards import make_dataset
 
-SCRIPTS = sorted(path.name for path in EXAMPLES.glob("*.py"))
+SCRIPTS = sorted(path.name for path in EXAMPLES.glob("train_*.py"))
 # The file that holds the trained arrays, and what each needs besides the reader.
 RESULTS = {
     "train_grain.py": ("params.npz", "grain", "jax"),

@@ -171,9 +171,9 @@ def test_the_program_of_the_document_runs_as_written_after_the_readme(
     shutil.copytree(photos, tmp_path / "photos")
     (tmp_path / "photos" / "bee" / "7.jpg").write_bytes((photos / "bee" / "0000.jpg").read_bytes()[:300])
     monkeypatch.chdir(tmp_path)
-    (program,) = re.findall(r"```python\n(.*?)```", (make.ROOT / "docs" / "transforms.md").read_text(), re.DOTALL)
+    (program,) = re.findall(r"```python\n(.*?)```", (make.ROOT / "docs" / "howto" / "beam.md").read_text(), re.DOTALL)
     config = "config = Config(max_reject_fraction=0.1, "
-    exec(compile(program.replace("config = Config(", config), "transforms.md", "exec"), {})
+    exec(compile(program.replace("config = Config(", config), "beam.md", "exec"), {})
     *sizes, url = (line for line in capsys.readouterr().out.splitlines() if "RejectLine" not in line)
     assert sorted(line[:6] for line in sizes) == ["('ant'", "('bee'", "('cat'"]
     assert url == f"{tmp_path}/datasets/piped/1.0.0"

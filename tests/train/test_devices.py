@@ -109,7 +109,7 @@ def test_a_backend_that_can_not_train_is_refused(monkeypatch: pytest.MonkeyPatch
 def test_the_command_refuses_such_a_backend_before_it_imports_any(dataset: str, backend: str) -> None:
     command = [sys.executable, "-m", "reader", "train", dataset]
     done = subprocess.run(command, env={**os.environ, "KERAS_BACKEND": backend}, capture_output=True, text=True)
-    message = f"error: KERAS_BACKEND={backend}: train runs on tensorflow or jax; others: see docs/reader.md#keras\n"
+    message = f"error: KERAS_BACKEND={backend}: train runs on tensorflow or jax; others: see docs/howto/keras.md\n"
     assert (done.returncode, done.stdout, done.stderr) == (2, "", message)
 
 

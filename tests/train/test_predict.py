@@ -6,7 +6,6 @@ import csv
 import io
 import json
 import re
-import shlex
 import shutil
 import socket
 import socketserver
@@ -26,7 +25,7 @@ import pytest
 from PIL import Image
 
 import reader
-from beam_pipeline import images, sample_data
+from beam_pipeline import images
 from imageshards import main
 from reader.training import evaluate as evaluating
 from reader.training import predict as predicting
@@ -34,7 +33,7 @@ from reader.training.fit import train
 from reader.training.options import TrainOptions
 from tests import make, servers
 
-DOCUMENT = make.ROOT / "docs" / "serving.md"
+SERVICE = make.ROOT / "examples" / "serve.py"
 
 
 @pytest.fixture(scope="module")
@@ -335,20 +334,13 @@ def test_without_a_split_for_it_what_the_training_held_out_is_read(
     assert result.loss == pytest.approx(best["val_loss"], abs=1e-4)
 
 
-# --- the document
-
-
-def blocks(language: str) -> list[str]:
-    return re.findall(rf"^```{language}\n(.*?)^```$", DOCUMENT.read_text(), re.MULTILINE | re.DOTALL)
+# --- examples/serve.py
 
 
 @pytest.mark.soak
-def test_the_service_of_the_document_answers(run: Path, original: Path, photos: Path, tmp_path: Path) -> None:
-    (service,) = (text for text in blocks("python") if "http.server" in text)
-    assert service.count("\n") <= 42
-    (tmp_path / "service.py").write_text(service)
+def test_the_service_answers(run: Path, original: Path, photos: Path, tmp_path: Path) -> None:
     port = servers.free_port()
-    command = [sys.executable, "service.py", str(run), str(port)]
+    command = [sys.executable, SERVICE, str(run), str(port)]
     with subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.DEVNULL) as process:
         try:
             photo = (photos / "ant" / "0000.jpg").read_bytes()
@@ -367,15 +359,14 @@ def test_the_service_of_the_document_answers(run: Path, original: Path, photos: 
 
 @pytest.fixture(scope="module")
 def service(run: Path) -> Iterator[tuple[str, int]]:
-    """The service of the document in this process: its address."""
-    (text,) = (text for text in blocks("python") if "http.server" in text)
+    """The service in this process: its address."""
     started: list[socketserver.BaseServer] = []
     serve = socketserver.BaseServer.serve_forever
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(socketserver.BaseServer, "serve_forever", lambda server: started.append(server))
         patch.setattr(sys, "argv", ["service.py", str(run), "0"])
         names: dict[str, Any] = {"__name__": "service"}
-        exec(compile(text, str(DOCUMENT), "exec"), names)
+        exec(compile(SERVICE.read_text(), str(SERVICE), "exec"), names)
     assert 1 <= names["Service"].timeout <= 60
     names["Service"].timeout = 1
     names["Service"].log_message = lambda *_: None
@@ -457,23 +448,3 @@ def asked(port: int, photo: bytes, until_up: bool = False) -> dict[str, float]:
                 raise
             time.sleep(0.05)
     raise RuntimeError("no answer")
-
-
-@pytest.mark.soak
-def test_the_commands_and_programs_of_the_document_run_as_written(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    sample_data.main(["photos", "--images", "60", "--broken", "3"])  # as README's, whose first commands succeed, too
-    flags = "--input photos --output datasets --name photos --image_size 96 --splits train=0.7,validation=0.3"
-    flags += " --max_reject_fraction 1"
-    assert main(["write", *flags.split()]) == 0
-    train("datasets/photos/1.0.0", TrainOptions(out="runs/photos-1", image_size=32, epochs=1))
-    for language, text in re.findall(r"^```(bash|python)\n(.*?)^```$", DOCUMENT.read_text(), re.MULTILINE | re.DOTALL):
-        capsys.readouterr()
-        if language == "python" and "http.server" not in text:
-            exec(compile(text, str(DOCUMENT), "exec"), {"__name__": "recipe"})
-        for line in text.splitlines() if language == "bash" else ():
-            program, *arguments = shlex.split(line.partition(" > ")[0])
-            assert (program, main(arguments)) == ("imageshards", 0), line
-        assert capsys.readouterr().out or "http.server" in text

@@ -1,4 +1,4 @@
-"""A two-machine Flink cluster like a user's: docs/dataflow.md has the recipe.
+"""A two-machine Flink cluster like a user's: docs/howto/clusters.md has the recipe.
 
 A job server is in front of Flink's job manager, and each task manager finds a worker pool on its own localhost.
 """
