@@ -1,4 +1,4 @@
-"""Runs the blocks of docs/howto/moving.md that need another library, and compares what they print with what the page says.
+"""Runs the blocks of docs/howto/moving.md that need another library, and compares what they print with the page.
 
     benchmarks/peers_env.sh             # the other libraries, once
     python benchmarks/moving.py [PYTHON]

@@ -1,14 +1,13 @@
 """The pictures of the documents: `python benchmarks/pictures.py` writes docs/images.
 
 What they show was measured elsewhere: `benchmarks/results/experiment.json` is what `benchmarks/experiment.py --json`
-printed, and the local readers are those of the table in `benchmarks/RESULTS.md`. The shuffles are
+printed, and the local readers are those of `benchmarks/results/reading.json`. The shuffles are
 computed here, by the reader's own order. Charts are SVGs in two versions, for pages in light and in dark.
 """
 
 from __future__ import annotations
 
 import json
-import re
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -31,7 +30,7 @@ from reader.position import Phase, Position
 
 HERE = Path(__file__).parent
 IMAGES = HERE.parent / "docs" / "images"
-EXPERIMENT, RESULTS = HERE / "results" / "experiment.json", HERE / "RESULTS.md"
+EXPERIMENT, READING = (HERE / "results" / f"{name}.json" for name in ("experiment", "reading"))
 WIDTH = 5.0  # inches: letters of 10 points are still 10 pixels high on a telephone of 390
 
 OURS, OTHERS, IDLE = "#2f7fc1", "#8a94a0", "#d9825b"
@@ -127,8 +126,7 @@ def speed(rates: Mapping[str, float], local: Mapping[str, float], latency_ms: fl
 
 def local_rates() -> dict[str, float]:
     """Images/s of local readers, from the table that was measured."""
-    table = RESULTS.read_text().partition("## Reading: `benchmarks/peers_read.py")[2].partition("\n## ")[0]
-    found = dict(re.findall(r"^\| ([^|]+?) \| ([\d,]+) \(", table, re.MULTILINE))
+    found = {name: rate.partition(" ")[0] for name, rate, *_ in json.loads(READING.read_text())["rows"]}
     rates = {short: float(found[name].replace(",", "")) for name, short in LOCAL.items()}
     return dict(sorted(rates.items(), key=lambda item: (item[0].startswith("imageshards"), item[1])))
 

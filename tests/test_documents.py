@@ -44,6 +44,24 @@ def test_every_link_to_another_page_leads_to_a_file_and_a_heading(page: Path) ->
     assert set(re.findall(r"\]\[([^\]]+)\]", text)) == labels
 
 
+@pytest.mark.parametrize("page", PAGES, ids=[page.relative_to(ROOT).as_posix() for page in PAGES])
+def test_a_page_s_lines_are_short(page: Path) -> None:
+    """But for tables, pictures, lists of links and what can't be broken."""
+    lines = [
+        line for line in page.read_text().splitlines() if not re.match(r" *(\||<|\[[\w-]+\]: |'|\S+$|`text ←|`.*· commit)", line)
+    ]
+    assert [line for line in lines if len(line) > 120] == []
+
+
+def test_every_page_is_in_the_site_s_menu() -> None:
+    menu = {*re.findall(r"[\w./-]+\.(?:md|ipynb)$", (ROOT / "mkdocs.yml").read_text(), re.MULTILINE)}
+    pages = [page for page in ROOT.glob("docs/**/*.*") if page.suffix in (".md", ".ipynb")]
+    names = {page.relative_to(ROOT).as_posix() for page in pages if not re.match(r"\d", page.name)}
+    assert names <= menu, names - menu
+    made = {f"reference/{name}.md" for name in ("python", "command", "configuration", "errors")} | {"index.md"}
+    assert [name for name in menu - made if not (ROOT / name).exists()] == []
+
+
 def test_documents_call_everything_by_the_one_name_and_the_version_stands_in_the_code() -> None:
     names = "|".join(sorted(reader.__all__, key=len, reverse=True))
     for page in [*ROOT.glob("docs/**/*.md"), *ROOT.glob("deploy/*.md")]:
