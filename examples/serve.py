@@ -1,4 +1,7 @@
-"""A model of `imageshards train` behind HTTP: `python serve.py RUN PORT`, then POST a photo and get {class: probability}."""
+"""A model of `imageshards train` behind HTTP: POST a photo, get {class: probability}.
+
+python examples/serve.py RUN PORT
+"""
 
 import json
 import re
@@ -12,10 +15,14 @@ MAX_BYTES = 32 << 20
 
 
 class Server(ThreadingHTTPServer):
+    """A thread for each connection."""
+
     request_queue_size = 1024  # clients that may come at once; 5 by default
 
 
 class Service(BaseHTTPRequestHandler):
+    """Answers one client."""
+
     timeout = 30  # seconds without a byte, after which a client is given up
 
     def do_POST(self):
@@ -27,7 +34,7 @@ class Service(BaseHTTPRequestHandler):
         except ValueError as error:
             return self.answer(400, {"error": str(error)})
         probabilities = RUN.probabilities(pixels[None])[0]
-        self.answer(200, dict(zip(RUN.classes, probabilities.tolist())))
+        self.answer(200, dict(zip(RUN.classes, probabilities.tolist(), strict=True)))
 
     def answer(self, status, document):
         body = json.dumps(document).encode()

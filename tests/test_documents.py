@@ -48,7 +48,9 @@ def test_every_link_to_another_page_leads_to_a_file_and_a_heading(page: Path) ->
 def test_a_page_s_lines_are_short(page: Path) -> None:
     """But for tables, pictures, lists of links and what can't be broken."""
     lines = [
-        line for line in page.read_text().splitlines() if not re.match(r" *(\||<|\[[\w-]+\]: |'|\S+$|`text ←|`.*· commit)", line)
+        line
+        for line in page.read_text().splitlines()
+        if not re.match(r" *(\||<|\[[\w-]+\]: |'|\S+$|`text ←|`.*· commit)", line)
     ]
     assert [line for line in lines if len(line) > 120] == []
 
