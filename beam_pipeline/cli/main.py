@@ -130,6 +130,13 @@ def _with_underscores(arguments: Sequence[str], flags: Collection[str]) -> list[
     return spelled
 
 
+_FIRST_TITLE = "the flags that matter most"
+_FIRST = frozenset(
+    "input output name version splits stratify labels_file exclude layout manifest image_size resize_mode "
+    "max_reject_fraction plan_only repair".split()
+)
+
+
 def _our_parser() -> argparse.ArgumentParser:
     """Every value stays text, which `Config` parses."""
     parser = argparse.ArgumentParser(
@@ -141,17 +148,20 @@ def _our_parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
         exit_on_error=False,
     )
-    groups = {group: parser.add_argument_group(group) for group in dict.fromkeys(flag.group for flag in _OURS.values())}
-    for name, flag in _OURS.items():
+    first = {f"--{name}": flag for name, flag in FLAGS.items() if name in _FIRST}
+    titles = [_FIRST_TITLE, *dict.fromkeys(f"more: {flag.group}" for flag in _OURS.values())]
+    groups = {title: parser.add_argument_group(title) for title in titles}
+    for name, flag in {**first, **_OURS}.items():
+        group = groups[_FIRST_TITLE if name in first else f"more: {flag.group}"]
         text = flag.help.replace("%", "%%")
         if flag.default is False:
-            groups[flag.group].add_argument(name, help=text, nargs="?", const=True, metavar="true|false")
+            group.add_argument(name, help=text, nargs="?", const=True, metavar="true|false")
             continue
         if flag.default not in (None, "") and not text.endswith(")"):
             default = f"{flag.default:g}" if isinstance(flag.default, float) else flag.default
             text += f" (default: {default})"
         metavar = "|".join(map(str, flag.values)) if isinstance(flag.values, tuple) else flag.metavar
-        groups[flag.group].add_argument(name, help=text, metavar=metavar)
+        group.add_argument(name, help=text, metavar=metavar)
     return parser
 
 
