@@ -18,7 +18,7 @@ from beam_pipeline.schema.manifest import Shard
 from beam_pipeline.schema.table import Field, table_fields
 from beam_pipeline.text import first_few
 from reader.info import DatasetInfo
-from reader.runs import Integers, RunTable, SelectedTable
+from reader.runs import Integers, Piece, RunTable, SelectedTable
 
 Array = npt.NDArray[Any]
 T = TypeVar("T")
@@ -155,9 +155,29 @@ def locate(
     for path, lengths, first, end in zip(paths, _each(info, lengths_of, paths), heads[:-1], heads[1:], strict=True):
         places = table.places_of(numbers[first:end], lengths)
         if places is None:
-            raise ImageShardsError(f"{path}: its record table isn't of these records; run the job with --repair")
+            raise _not_of_these(path)
         index[first:end], start[first:end], size[first:end] = places
     return SelectedTable.of(table, runs, counts, index=index, start=start, size=size, label=np.empty(0, np.int32))
+
+
+def locate_one(table: RunTable, number: int, lengths_of: Callable[[str], Array]) -> Piece:
+    """Where one record is, as `locate` finds it; NumPy's arrays of one value would cost 140 µs.
+
+    Raises:
+        ImageShardsError: the record table isn't that of this shard.
+    """
+    run = int(table.runs_of(number))
+    path, head, records = table.files[table.file[run]], int(table.file_record[run]), int(table.records[run])
+    index = number - int(table.first[run]) + int(table.skip[run])
+    lengths = lengths_of(path)[head : head + records]
+    if len(lengths) != records or int(lengths.sum()) != table.bytes[run]:
+        raise _not_of_these(path)
+    start = int(table.offset[run]) + int(lengths[:index].sum())
+    return Piece(path, table.indexes[table.file[run]], start, start + int(lengths[index]), head + index, 1)
+
+
+def _not_of_these(path: str) -> ImageShardsError:
+    return ImageShardsError(f"{path}: its record table isn't of these records; run the job with --repair")
 
 
 def column_of(info: DatasetInfo, name: str) -> Callable[[str], Array]:
