@@ -78,23 +78,23 @@ class Selection:
         Raises:
             ImageShardsError: the record tables aren't those of these shards.
         """
-        runs, mask, new = info.run_table(split), self.mask(), np.array(self.labels, np.int32)
+        table, mask, new = info.run_table(split), self.mask(), np.array(self.labels, np.int32)
+        counts = np.add.reduceat(mask, table.first[:-1], dtype=np.uint16)  # as int64 the mask would be copied
+        counts = counts.astype(np.int64)
         index, (start, size) = np.empty(self.size, np.uint16), np.empty((2, self.size), np.uint32)
         label, begin, filled = np.empty(self.size * with_labels, np.int32), 0, 0
         for columns in read_columns(info, split, ["bytes", *["class"] * with_labels]):
-            chosen = np.flatnonzero(mask[begin : begin + columns.records])  # of the rows
+            end = begin + columns.records
+            chosen = np.flatnonzero(mask[begin:end])  # of the rows
             rows = slice(filled, filled + len(chosen))
-            if len(chosen):
-                places = runs.places_of(chosen + begin, columns.complete("bytes"))
-                if places is None:
-                    raise columns.error()
-                index[rows], start[rows], size[rows] = places
+            runs = slice(*np.searchsorted(table.first, [begin, end]).tolist())
+            lengths = columns.complete("bytes")[table.rows_of_file(runs)]
+            index[rows], start[rows], size[rows] = table.places_of(chosen + begin, runs, counts[runs], lengths)
             if with_labels:
                 label[rows] = new[columns["class"][chosen]]
-            begin, filled = begin + columns.records, rows.stop
-        counts = np.add.reduceat(mask, runs.first[:-1], dtype=np.int64)
+            begin, filled = end, rows.stop
         run = np.flatnonzero(counts)
-        return SelectedTable.of(runs, run, counts[run], index=index, start=start, size=size, label=label)
+        return SelectedTable.of(table, run, counts[run], index=index, start=start, size=size, label=label)
 
 
 def select(

@@ -146,18 +146,18 @@ def locate(
     Raises:
         ImageShardsError: the record tables aren't those of these shards.
     """
-    lengths_of = lengths_of or column_of(info, "bytes")
     runs, counts = np.unique(table.runs_of(numbers), return_counts=True)
-    files, at = np.unique(table.file[runs], return_index=True)
-    heads = [*np.concatenate(([0], np.cumsum(counts)))[at].tolist(), len(numbers)]  # of each file's records
-    paths = [table.files[file] for file in files.tolist()]
-    index, (start, size) = np.empty(len(numbers), np.uint16), np.empty((2, len(numbers)), np.uint32)
-    for path, lengths, first, end in zip(paths, _each(info, lengths_of, paths), heads[:-1], heads[1:], strict=True):
-        places = table.places_of(numbers[first:end], lengths)
-        if places is None:
-            raise _not_of_these(path)
-        index[first:end], start[first:end], size[first:end] = places
-    return SelectedTable.of(table, runs, counts, index=index, start=start, size=size, label=np.empty(0, np.int32))
+    files, run_of_file = np.unique(table.file[runs], return_index=True)
+    heads, ends = table.file_record[runs].tolist(), (table.file_record[runs] + table.records[runs]).tolist()
+    columns = _each(info, lengths_of or column_of(info, "bytes"), [table.files[file] for file in files.tolist()])
+    lengths = [
+        column[heads[run] : ends[run]]
+        for column, first, end in zip(columns, run_of_file, [*run_of_file[1:], len(runs)], strict=True)
+        for run in range(first, end)
+    ]
+    index, start, size = table.places_of(numbers, runs, counts, np.concatenate(lengths))
+    of_records = {"index": index.astype(np.uint16), "start": start.astype(np.uint32), "size": size.astype(np.uint32)}
+    return SelectedTable.of(table, runs, counts, **of_records, label=np.empty(0, np.int32))
 
 
 def locate_one(table: RunTable, number: int, lengths_of: Callable[[str], Array]) -> Piece:
@@ -166,18 +166,14 @@ def locate_one(table: RunTable, number: int, lengths_of: Callable[[str], Array])
     Raises:
         ImageShardsError: the record table isn't that of this shard.
     """
-    run = int(table.runs_of(number))
+    run = int(np.searchsorted(table.first, number, "right")) - 1
     path, head, records = table.files[table.file[run]], int(table.file_record[run]), int(table.records[run])
     index = number - int(table.first[run]) + int(table.skip[run])
     lengths = lengths_of(path)[head : head + records]
-    if len(lengths) != records or int(lengths.sum()) != table.bytes[run]:
-        raise _not_of_these(path)
+    if int(lengths.sum()) != table.bytes[run]:
+        raise table.not_of_these(int(table.file[run]))
     start = int(table.offset[run]) + int(lengths[:index].sum())
     return Piece(path, table.indexes[table.file[run]], start, start + int(lengths[index]), head + index, 1)
-
-
-def _not_of_these(path: str) -> ImageShardsError:
-    return ImageShardsError(f"{path}: its record table isn't of these records; run the job with --repair")
 
 
 def column_of(info: DatasetInfo, name: str) -> Callable[[str], Array]:
