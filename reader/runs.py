@@ -21,8 +21,9 @@ _CRC = struct.Struct("<I")
 
 
 # Selected records of a run with fewer bytes between them are read at once, and from remote storage also those that are
-# a quarter of the bytes from the first to the last one: a request costs as much (docs/decisions/013).
-_GAP_BYTES = 96 << 10
+# a quarter of the bytes from the first to the last one: a request costs as much (docs/decisions/013). It doesn't cost
+# as much as a gap of 1 MiB between large records.
+_GAP_BYTES, _MAX_GAP_BYTES = 96 << 10, 1 << 20
 _DENSE = 4
 
 
@@ -256,7 +257,7 @@ class SelectedTable(RunTable):
         tails = np.concatenate((heads[1:], [len(run)])) - 1
         is_sparse = np.add.reduceat(size, heads) * _DENSE * is_remote < stop[tails] - start[heads]
         gap = np.concatenate(([0], start[1:] - stop[:-1]))
-        is_cut = is_new | ((gap > _GAP_BYTES) & is_sparse[np.cumsum(is_new) - 1])
+        is_cut = is_new | ((gap > _GAP_BYTES) & is_sparse[np.cumsum(is_new) - 1]) | (gap > _MAX_GAP_BYTES)
         heads = np.flatnonzero(is_cut)
         tails = np.concatenate((heads[1:], [len(run)])) - 1
         of, offset = run[heads], self.offset[run[heads]]

@@ -178,8 +178,14 @@ def locate_one(table: RunTable, number: int, lengths_of: Callable[[str], Array])
 
 def column_of(info: DatasetInfo, name: str) -> Callable[[str], Array]:
     """A function from a shard's path to a column of its record table."""
+    columns_of = columns_by_path(info)
+    return lambda path: columns_of(path)[name]
+
+
+def columns_by_path(info: DatasetInfo) -> Callable[[str], Columns]:
+    """A function from a shard's path to its record table."""
     shards = {info.path(one.file): one for split in info.splits.values() for one in split.shards}
-    return lambda path: Columns(info, shards[path])[name]
+    return lambda path: Columns(info, shards[path])
 
 
 def nearest(name: object, available: Iterable[str]) -> str:
