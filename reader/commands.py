@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import difflib
 import importlib
 import inspect
 import json
@@ -39,7 +38,7 @@ from beam_pipeline.errors import (
     UsageError,
 )
 from beam_pipeline.schema.manifest import FOREIGN_KEY
-from beam_pipeline.text import first_few, name_line, one_line, plural, print_line, size_text
+from beam_pipeline.text import first_few, meant, name_line, one_line, plural, print_line, size_text
 from reader import with_install_hint
 from reader.info import DatasetInfo, load_info
 from reader.select import Classes, parse_classes
@@ -296,8 +295,7 @@ def _with_underscores(argument: str) -> str:
 
 
 def _unknown(what: str, given: str, known: Sequence[str], otherwise: str) -> UsageError:
-    nearest = difflib.get_close_matches(given, known, n=1)
-    return UsageError(f"unknown {what} {given!r}: {f'did you mean {nearest[0]}?' if nearest else otherwise}")
+    return UsageError(f"unknown {what} {given!r}: {meant(given, known, otherwise, str)}")
 
 
 # --- the verbs

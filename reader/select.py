@@ -20,9 +20,10 @@ import numpy as np
 import numpy.typing as npt
 
 from beam_pipeline.errors import ImageShardsError, UsageError
+from beam_pipeline.text import meant
 from reader.info import DatasetInfo
 from reader.runs import Integers, SelectedTable
-from reader.tables import Array, Columns, nearest, read_columns
+from reader.tables import Array, Columns, read_columns
 
 Bools = npt.NDArray[np.bool_]
 Classes: TypeAlias = Sequence[str] | Mapping[str, str] | None
@@ -159,7 +160,7 @@ def _class_map(info: DatasetInfo, classes: Classes) -> tuple[tuple[str, ...], tu
             raise UsageError(f"classes: a dict is of old name → new name, and the new name is a text, got {name!r}")
     for name in new:
         if name not in info.classes:
-            raise UsageError(f"there is no class {name!r}: {nearest(name, info.classes)}")
+            raise UsageError(f"there is no class {name!r}: {meant(name, info.classes)}")
     names = tuple(sorted(set(new.values())))
     return names, tuple(names.index(new[name]) if name in new else _NOT_SELECTED for name in info.classes)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -16,7 +15,7 @@ from beam_pipeline import schema
 from beam_pipeline.errors import ImageShardsError, UsageError
 from beam_pipeline.schema.manifest import Shard
 from beam_pipeline.schema.table import Field, table_fields
-from beam_pipeline.text import first_few
+from beam_pipeline.text import meant
 from reader.info import DatasetInfo
 from reader.runs import Integers, Piece, RunTable, SelectedTable
 
@@ -67,7 +66,7 @@ class Columns(Mapping[str, Array]):
         """A column of the shard, all rows of it."""
         if name not in self._loaded:
             if name not in self._fields:
-                raise UsageError(f"there is no column {name!r}: {nearest(name, self._fields)}")
+                raise UsageError(f"there is no column {name!r}: {meant(name, self._fields)}")
             one = self._fields[name]
             data = self._info.storage.read(self._path, one.offset, one.offset + one.bytes)
             if len(data) != one.bytes:
@@ -186,9 +185,3 @@ def columns_by_path(info: DatasetInfo) -> Callable[[str], Columns]:
     """A function from a shard's path to its record table."""
     shards = {info.path(one.file): one for split in info.splits.values() for one in split.shards}
     return lambda path: Columns(info, shards[path])
-
-
-def nearest(name: object, available: Iterable[str]) -> str:
-    """The end of an error: the name that was meant, or those that there are."""
-    close = difflib.get_close_matches(str(name), available, 1) or [one for one in available if one.endswith(f":{name}")]
-    return f"did you mean {close[0]!r}?" if close else f"there are {first_few(list(available), 20)}"
