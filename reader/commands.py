@@ -76,6 +76,7 @@ _HELP: dict[str, tuple[str, str]] = {
     "model": ("MODULE:FUNCTION", "Module to import if the model has layers of your own."),
     "hash": ("", "Print one SHA-256 over the manifest and all files that it names."),
     "decode": ("all|sample|none", "Which images are decoded; sample is one in 64."),
+    "near": ("", "Find images that look the same instead, at any size, quality and brightness, mirrored ones too."),
     "duplicates.out": (
         "FILE",
         "File or URL for a list of all groups that imageshards write --exclude reads: one image of each is kept, the "
