@@ -125,11 +125,11 @@ def test_it_finds_what_the_job_found(
         "across_splits": sum(len(one) > 1 for one in splits),
         "first": found["first"],
     }
-    assert {one["md5"]: (one["images"], sorted(one["splits"]), one["labels"]) for one in found["first"]} == {
+    assert {one["group"]: (one["images"], sorted(one["splits"]), one["labels"]) for one in found["first"]} == {
         md5: (len(group), of_splits, of_labels)
         for md5, group, of_splits, of_labels in zip(groups, expected, splits, labels, strict=True)
     }
-    assert {one["md5"]: sorted(one["paths"]) for one in found["first"]} == groups
+    assert {one["group"]: sorted(one["paths"]) for one in found["first"]} == groups
     for group in expected:
         of_group = [line for line in lines if line["path"] in group]
         if len({label_of(path) for path in group}) > 1:
