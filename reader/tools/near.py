@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -24,7 +24,8 @@ from reader.tools.read import checked_table, read_records
 _MAX_BITS = 8  # that differ: of photos a 5 % crop is still found in 0.91 of cases, and no two others (docs/decisions)
 _MIN_CORRELATION = 0.75  # of the pictures as 32 x 32 grey ones; of two random photos it is at most that
 _FLAT = 4.0  # standard deviation below which a picture is of one brightness, and correlations mean nothing
-_BLOCK_PAIRS = 1 << 20  # compared at once: 9 MB, which a cache holds
+_ROWS = 512  # of a task
+_TILE = 8, 4096  # hashes compared at once, in memory that a cache holds: 0.6 ns a pair
 _MAX_PAIRS = 10_000_000  # that get a second look
 _LOOKS_AT_ONCE = 50_000  # pairs; their pictures take up to 100 MB
 
@@ -69,9 +70,8 @@ def near_pairs(hashes: npt.NDArray[np.uint64], mirrored: npt.NDArray[np.uint64])
     again = np.flatnonzero(first[of] != np.arange(len(hashes)))
     ordered = np.sort(first)
     one, other = hashes[ordered], mirrored[ordered]
-    rows = max(_BLOCK_PAIRS // max(len(one), 1), 1)
     with ThreadPoolExecutor(cpu_count(), "reader-near") as pool:
-        blocks = pool.map(lambda start: _near(one, other, start, rows), range(0, len(one), rows))
+        blocks = pool.map(lambda start: _near(one, other, start), range(0, len(one), _ROWS))
         parts, count = [(first[of[again]], again, np.zeros(len(again), np.bool_))], len(again)
         for a, b, is_mirror in blocks:
             parts.append((ordered[a], ordered[b], is_mirror))
@@ -81,19 +81,34 @@ def near_pairs(hashes: npt.NDArray[np.uint64], mirrored: npt.NDArray[np.uint64])
 
 
 def _near(
-    hashes: npt.NDArray[np.uint64], mirrored: npt.NDArray[np.uint64], start: int, rows: int
+    hashes: npt.NDArray[np.uint64], mirrored: npt.NDArray[np.uint64], start: int
 ) -> tuple[Integers, Integers, npt.NDArray[np.bool_]]:
     """Near pairs of some rows with all later ones."""
-    stop = min(start + rows, len(hashes))
-    later = hashes[start:]
-    kinds = []
-    for some in hashes[start:stop], mirrored[start:stop]:
-        a, b = np.nonzero(np.bitwise_count(some[:, None] ^ later[None]) <= _MAX_BITS)
-        kinds.append((a[b > a] + start, b[b > a] + start))
-    (a, b), (mirror_a, mirror_b) = kinds
+    stop, buffers = min(start + _ROWS, len(hashes)), (np.empty(_TILE, np.uint64), np.empty(_TILE, np.uint8))
+    (a, b), (mirror_a, mirror_b) = (_near_to(some[start:stop], hashes, start, buffers) for some in (hashes, mirrored))
     is_new = ~np.isin(mirror_a * len(hashes) + mirror_b, a * len(hashes) + b)
     is_mirror = np.repeat([False, True], [len(a), int(is_new.sum())])
     return np.concatenate([a, mirror_a[is_new]]), np.concatenate([b, mirror_b[is_new]]), is_mirror
+
+
+def _near_to(
+    some: npt.NDArray[np.uint64], hashes: npt.NDArray[np.uint64], start: int, buffers: tuple[Any, Any]
+) -> tuple[Integers, Integers]:
+    """(row, later row) of each near pair of some hashes, which begin at row `start`, with `hashes`."""
+    found = [(np.empty(0, np.int64), np.empty(0, np.int64))]
+    for row in range(0, len(some), _TILE[0]):
+        rows = some[row : row + _TILE[0], None]
+        for column in range(start + row, len(hashes), _TILE[1]):
+            columns = hashes[None, column : column + _TILE[1]]
+            differs, bits = (buffer[: rows.shape[0], : columns.shape[1]] for buffer in buffers)
+            np.bitwise_xor(rows, columns, out=differs)
+            np.bitwise_count(differs, out=bits)
+            if bits.min() <= _MAX_BITS:
+                a, b = np.nonzero(bits <= _MAX_BITS)
+                a, b = a + (start + row), b + column
+                found.append((a[b > a], b[b > a]))
+    first, second = map(np.concatenate, zip(*found, strict=True))
+    return first, second
 
 
 def _looks(info: DatasetInfo, splits: Sequence[str], pairs: Pairs) -> Iterator[npt.NDArray[np.bool_]]:

@@ -124,7 +124,8 @@ def test_thresholds_follow_the_dataset() -> None:
 
 
 def test_near_pairs_are_those_of_a_plain_loop(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(near, "_BLOCK_PAIRS", 64)
+    monkeypatch.setattr(near, "_ROWS", 7)
+    monkeypatch.setattr(near, "_TILE", (3, 5))
     rng = np.random.default_rng(1)
     hashes = rng.integers(0, 1 << 63, 40, dtype=np.uint64) * 2
     hashes[20:30] = hashes[:10] ^ (np.uint64(1) << rng.integers(0, 60, 10, dtype=np.uint64))
