@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from difflib import get_close_matches
+from beam_pipeline.text import meant
 
 _WRITE = "write"  # as the command is called; beam_pipeline.run
 SHELVES: dict[str, dict[str, str]] = {
@@ -69,6 +69,5 @@ def no_attribute(module: str, name: str) -> AttributeError:
     for shelf, names in SHELVES.items():
         if name in names and shelf != module:
             return AttributeError(f"{module}.{name} is {shelf}.{name}", name=name)
-    near = get_close_matches(name, SHELVES.get(module, ()), 1)
-    hint = f": did you mean {near[0]}?" if near else ""
-    return AttributeError(f"module {module!r} has no attribute {name!r}{hint}", name=name)
+    hint = meant(name, SHELVES.get(module, ()), "", str)
+    return AttributeError(f"module {module!r} has no attribute {name!r}{': ' * bool(hint)}{hint}", name=name)

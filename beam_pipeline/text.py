@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import difflib
 import sys
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Iterable
 from contextlib import suppress
 from typing import Any, TextIO
 
@@ -54,6 +55,25 @@ def first_few(names: Collection[str], most: int = 3) -> str:
     """`a, b, c and 7 more`."""
     more = f" and {len(names) - most:,} more" if len(names) > most else ""
     return ", ".join(list(names)[:most]) + more
+
+
+def nearest(given: str, names: Iterable[str], likeness: float = 0.6) -> str:
+    """The most similar name, "" if none is near: from 0, nothing in common, `likeness` goes to 1, equal."""
+    return next(iter(difflib.get_close_matches(given, names, 1, likeness)), "")
+
+
+def meant(given: str, names: Iterable[str], otherwise: str | None = None, shown: Callable[[str], str] = repr) -> str:
+    """The end of an error about an unknown name: `did you mean 'validation'?`, also for `val`, and `column:x` for `x`.
+
+    Args:
+        otherwise: if no name is near; None for the names that there are.
+        shown: how the name is written.
+    """
+    names = list(names)
+    parts = (name for name in names if name.startswith(given) or given.startswith(name) or name.endswith(f":{given}"))
+    if near := nearest(given, names) or next(parts, ""):
+        return f"did you mean {shown(near)}?"
+    return f"there are {first_few(names, 20)}" if otherwise is None else otherwise
 
 
 def plural(count: int, noun: str) -> str:

@@ -16,13 +16,12 @@ import numpy as np
 
 from beam_pipeline import schema
 from beam_pipeline.errors import UsageError
-from beam_pipeline.text import first_few, plural
+from beam_pipeline.text import first_few, meant, plural
 from reader.hosts import integer
 from reader.order import Draws, splitmix64, stream_key
 from reader.position import WINDOW_RUNS
 from reader.runs import Integers, SelectedTable
 from reader.select import Selection
-from reader.tables import nearest
 
 _LOG = logging.getLogger("reader")
 
@@ -67,7 +66,7 @@ def parse_balance(selection: Selection | None, balance: Any, epoch_records: int 
         raise UsageError(f"balance must be 'classes' or a dict of class → weight, got {reprlib.repr(balance)}")
     unknown = next((name for name in balance if name not in selection.classes), None)
     if unknown is not None:
-        raise UsageError(f"balance: there is no class {unknown!r}: {nearest(unknown, selection.classes)}")
+        raise UsageError(f"balance: there is no class {unknown!r}: {meant(str(unknown), selection.classes)}")
     missing = [name for name in selection.classes if name not in balance]
     if missing:
         raise UsageError(f"balance has no weight for {first_few(missing)}: give one, or leave them out with classes")

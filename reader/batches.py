@@ -17,6 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, ParamSpec, TypeVar
 
 from beam_pipeline.errors import UsageError
+from beam_pipeline.text import meant
 from reader.augment import Augment
 from reader.balance import Weights, parse_balance
 from reader.cache import Cache
@@ -26,7 +27,6 @@ from reader.info import DatasetInfo, load_info
 from reader.position import WINDOW_RUNS, Phase, Position
 from reader.select import Classes, Where, select
 from reader.stream import EvalBatches, TrainBatches
-from reader.tables import nearest
 
 _LOG = logging.getLogger("reader")
 
@@ -52,8 +52,8 @@ def names_arguments(function: Callable[Arguments, Result]) -> Callable[Arguments
     def call(*args: Arguments.args, **kwargs: Arguments.kwargs) -> Result:
         for name in kwargs:
             if name not in known:
-                meant = _ELSEWHERE if "global_batch_size" in known else {}
-                raise UsageError(f"there is no argument {name}=: {meant.get(name) or nearest(name, known)}")
+                elsewhere = _ELSEWHERE if "global_batch_size" in known else {}
+                raise UsageError(f"there is no argument {name}=: {elsewhere.get(name) or meant(name, known)}")
         return function(*args, **kwargs)
 
     return call

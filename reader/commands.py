@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import difflib
 import importlib
 import inspect
 import json
@@ -39,7 +38,7 @@ from beam_pipeline.errors import (
     UsageError,
 )
 from beam_pipeline.schema.manifest import FOREIGN_KEY
-from beam_pipeline.text import first_few, name_line, one_line, plural, print_line, size_text
+from beam_pipeline.text import first_few, meant, name_line, one_line, plural, print_line, size_text
 from reader import with_install_hint
 from reader.info import DatasetInfo, load_info
 from reader.select import Classes, parse_classes
@@ -77,6 +76,7 @@ _HELP: dict[str, tuple[str, str]] = {
     "model": ("MODULE:FUNCTION", "Module to import if the model has layers of your own."),
     "hash": ("", "Print one SHA-256 over the manifest and all files that it names."),
     "decode": ("all|sample|none", "Which images are decoded; sample is one in 64."),
+    "near": ("", "Find images that look the same instead, at any size, quality and brightness, mirrored ones too."),
     "duplicates.out": (
         "FILE",
         "File or URL for a list of all groups that imageshards write --exclude reads: one image of each is kept, the "
@@ -296,8 +296,7 @@ def _with_underscores(argument: str) -> str:
 
 
 def _unknown(what: str, given: str, known: Sequence[str], otherwise: str) -> UsageError:
-    nearest = difflib.get_close_matches(given, known, n=1)
-    return UsageError(f"unknown {what} {given!r}: {f'did you mean {nearest[0]}?' if nearest else otherwise}")
+    return UsageError(f"unknown {what} {given!r}: {meant(given, known, otherwise, str)}")
 
 
 # --- the verbs

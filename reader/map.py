@@ -27,9 +27,9 @@ from reader.info import DatasetInfo, load_info
 from reader.machine import cpu_count
 from reader.pixels import ImageDecoder, decode_pixels, stored_shape
 from reader.rows import RecordRows
-from reader.runs import InvalidRecordError, Run, RunReader
+from reader.runs import Integers, InvalidRecordError, Run, RunReader
 from reader.select import Classes, Selection, Where, select
-from reader.tables import Array, column_of, locate
+from reader.tables import Array, column_of, locate, locate_one
 
 Record = dict[str, Any]
 _OWN_KEYS = "image", "class", "label"  # in every record, whatever a feature of that name holds
@@ -188,12 +188,21 @@ class Records:
 
     def _read(self, numbers: Sequence[int], decode: bool) -> list[Record]:
         """Some records, in the order of their numbers."""
-        if not len(numbers):
-            return []
-        table, chosen = self._table, np.array(numbers, np.int64)
+        chosen = np.array(numbers, np.int64)
         chosen = chosen if self._chosen is None else self._chosen[chosen]
+        if len(chosen) > 1:
+            found = self._read_some(chosen, decode)
+        else:
+            pieces = [locate_one(self._table, number, self._lengths) for number in chosen.tolist()]
+            found = [self._record(RunReader(self._table).read(piece), 0, decode) for piece in pieces]
+        if decode and self._moves_pixels:
+            note_boxes(self._features, {name: [record[name] for record in found] for name in self._features})
+        return found
+
+    def _read_some(self, chosen: Integers, decode: bool) -> list[Record]:
+        """Records by their numbers in the split string, several read at once."""
         wanted = np.unique(chosen)
-        reader = RunReader(locate(self._info, table, wanted, self._lengths))
+        reader = RunReader(locate(self._info, self._table, wanted, self._lengths))
         pieces, of, index = reader.pieces_of(np.searchsorted(wanted, chosen))
         by_piece = np.argsort(of, kind="stable")
         groups = np.split(by_piece, np.flatnonzero(np.diff(of[by_piece])) + 1)
@@ -211,8 +220,6 @@ class Records:
         else:
             with ThreadPoolExecutor(threads, "reader-records") as pool:  # of this call only: a fork would have none
                 list(pool.map(lambda share: list(map(read, share)), shares))
-        if decode and self._moves_pixels:
-            note_boxes(self._features, {name: [record[name] for record in found] for name in self._features})
         return found
 
     def _record(self, run: Run, index: int, decode: bool) -> Record:

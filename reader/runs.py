@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from beam_pipeline import schema, storage
-from beam_pipeline.errors import CorruptRecordError, StorageError
+from beam_pipeline.errors import CorruptRecordError, ImageShardsError, StorageError
 
 Integers = npt.NDArray[np.int64]
 Parsed = tuple[Any, int, tuple[Any, ...]]  # of a record: encoded image, class id, further features
@@ -21,8 +21,9 @@ _CRC = struct.Struct("<I")
 
 
 # Selected records of a run with fewer bytes between them are read at once, and from remote storage also those that are
-# a quarter of the bytes from the first to the last one: a request costs as much (docs/decisions/013).
-_GAP_BYTES = 96 << 10
+# a quarter of the bytes from the first to the last one: a request costs as much (docs/decisions/013). It doesn't cost
+# as much as a gap of 1 MiB between large records.
+_GAP_BYTES, _MAX_GAP_BYTES = 96 << 10, 1 << 20
 _DENSE = 4
 
 
@@ -117,28 +118,39 @@ class RunTable:
             Piece(self.files[file], self.indexes[file], *values) for file, *values in zip(files, *columns, strict=True)
         ]
 
-    def places_of(self, numbers: Integers, lengths: Integers) -> tuple[Integers, Integers, Integers] | None:
-        """Of some records of one shard: the index in the run on disk, where the record begins there, and its bytes.
+    def places_of(
+        self, numbers: Integers, runs: Integers | slice, counts: Integers, lengths: Integers
+    ) -> tuple[Integers, Integers, Integers]:
+        """Of some records: the index in the run on disk, where the record begins there, and its bytes; each int64 [n].
 
         Args:
-            numbers: int64 [n] of the records, ascending, at least one.
-            lengths: framed bytes of each record of the shard.
+            numbers: int64 [n] of the records, ascending.
+            runs: that they are in, ascending.
+            counts: how many are in each of these.
+            lengths: framed bytes of each record of these runs on disk, run after run.
 
-        Returns:
-            None if the runs aren't of these lengths.
+        Raises:
+            ImageShardsError: the runs aren't of these lengths.
         """
-        first, last = self.runs_of(numbers[[0, -1]]).tolist()
-        runs = slice(first, last + 1)
-        heads = self.file_record[runs]
-        ends = heads + self.records[runs]
-        low, high = int(heads[0]), int(ends[-1])  # sums of these runs alone: a record shouldn't cost those of its shard
-        begins = np.concatenate(([0], np.cumsum(lengths[low:high], dtype=np.int64)))
-        if high > len(lengths) or (begins[ends - low] - begins[heads - low] != self.bytes[runs]).any():
-            return None
-        run = np.repeat(np.arange(last + 1 - first), np.diff(np.searchsorted(numbers, self.first[first : last + 2])))
-        index = numbers - (self.first[runs] - self.skip[runs])[run]
-        record = index + heads[run]
-        return index, begins[record - low] - begins[heads - low][run], lengths[record]
+        ends = np.cumsum(self.records[runs])
+        heads = ends - self.records[runs]  # in lengths
+        begins = np.zeros(len(lengths) + 1, np.int64)
+        np.cumsum(lengths, out=begins[1:])
+        is_wrong = begins[ends] - begins[heads] != self.bytes[runs]
+        if is_wrong.any():
+            raise self.not_of_these(int(self.file[runs][is_wrong.argmax()]))
+        index = numbers - np.repeat(self.first[runs] - self.skip[runs], counts)
+        record = index + np.repeat(heads, counts)
+        return index, begins[record] - np.repeat(begins[heads], counts), lengths[record]
+
+    def rows_of_file(self, runs: slice) -> slice:
+        """The numbers in their shard of the records on disk of some runs of one shard."""
+        return slice(int(self.file_record[runs.start]), int(self.file_record[runs][-1] + self.records[runs][-1]))
+
+    def not_of_these(self, file: int) -> ImageShardsError:
+        """The error for a record table whose `bytes` aren't those of a shard's runs."""
+        path = self.files[file]
+        return ImageShardsError(f"{path}: its record table isn't of these records; run the job with --repair")
 
     def number_of(self, path: str, row: int) -> int | None:
         """Number in the selection of record `row` of a shard, the first if it is there twice; None if it isn't."""
@@ -245,7 +257,7 @@ class SelectedTable(RunTable):
         tails = np.concatenate((heads[1:], [len(run)])) - 1
         is_sparse = np.add.reduceat(size, heads) * _DENSE * is_remote < stop[tails] - start[heads]
         gap = np.concatenate(([0], start[1:] - stop[:-1]))
-        is_cut = is_new | ((gap > _GAP_BYTES) & is_sparse[np.cumsum(is_new) - 1])
+        is_cut = is_new | ((gap > _GAP_BYTES) & is_sparse[np.cumsum(is_new) - 1]) | (gap > _MAX_GAP_BYTES)
         heads = np.flatnonzero(is_cut)
         tails = np.concatenate((heads[1:], [len(run)])) - 1
         of, offset = run[heads], self.offset[run[heads]]

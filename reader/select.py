@@ -20,9 +20,10 @@ import numpy as np
 import numpy.typing as npt
 
 from beam_pipeline.errors import ImageShardsError, UsageError
+from beam_pipeline.text import meant
 from reader.info import DatasetInfo
 from reader.runs import Integers, SelectedTable
-from reader.tables import Array, Columns, nearest, read_columns
+from reader.tables import Array, Columns, read_columns
 
 Bools = npt.NDArray[np.bool_]
 Classes: TypeAlias = Sequence[str] | Mapping[str, str] | None
@@ -78,23 +79,23 @@ class Selection:
         Raises:
             ImageShardsError: the record tables aren't those of these shards.
         """
-        runs, mask, new = info.run_table(split), self.mask(), np.array(self.labels, np.int32)
+        table, mask, new = info.run_table(split), self.mask(), np.array(self.labels, np.int32)
+        counts = np.add.reduceat(mask, table.first[:-1], dtype=np.uint16)  # as int64 the mask would be copied
+        counts = counts.astype(np.int64)
         index, (start, size) = np.empty(self.size, np.uint16), np.empty((2, self.size), np.uint32)
         label, begin, filled = np.empty(self.size * with_labels, np.int32), 0, 0
         for columns in read_columns(info, split, ["bytes", *["class"] * with_labels]):
-            chosen = np.flatnonzero(mask[begin : begin + columns.records])  # of the rows
+            end = begin + columns.records
+            chosen = np.flatnonzero(mask[begin:end])  # of the rows
             rows = slice(filled, filled + len(chosen))
-            if len(chosen):
-                places = runs.places_of(chosen + begin, columns.complete("bytes"))
-                if places is None:
-                    raise columns.error()
-                index[rows], start[rows], size[rows] = places
+            runs = slice(*np.searchsorted(table.first, [begin, end]).tolist())
+            lengths = columns.complete("bytes")[table.rows_of_file(runs)]
+            index[rows], start[rows], size[rows] = table.places_of(chosen + begin, runs, counts[runs], lengths)
             if with_labels:
                 label[rows] = new[columns["class"][chosen]]
-            begin, filled = begin + columns.records, rows.stop
-        counts = np.add.reduceat(mask, runs.first[:-1], dtype=np.int64)
+            begin, filled = end, rows.stop
         run = np.flatnonzero(counts)
-        return SelectedTable.of(runs, run, counts[run], index=index, start=start, size=size, label=label)
+        return SelectedTable.of(table, run, counts[run], index=index, start=start, size=size, label=label)
 
 
 def select(
@@ -159,7 +160,7 @@ def _class_map(info: DatasetInfo, classes: Classes) -> tuple[tuple[str, ...], tu
             raise UsageError(f"classes: a dict is of old name → new name, and the new name is a text, got {name!r}")
     for name in new:
         if name not in info.classes:
-            raise UsageError(f"there is no class {name!r}: {nearest(name, info.classes)}")
+            raise UsageError(f"there is no class {name!r}: {meant(name, info.classes)}")
     names = tuple(sorted(set(new.values())))
     return names, tuple(names.index(new[name]) if name in new else _NOT_SELECTED for name in info.classes)
 

@@ -5,7 +5,6 @@ https://www.tensorflow.org/datasets/splits; percentages are rounded to the close
 
 from __future__ import annotations
 
-import difflib
 import itertools
 import re
 import reprlib
@@ -13,6 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from beam_pipeline.errors import UsageError
+from beam_pipeline.text import meant
 
 _PART = re.compile(r"(?P<split>\w+)(?:\[(?P<start>[^:\]]*):(?P<stop>[^:\]]*)\])?")
 _BOUND = re.compile(r"(?P<value>-?[0-9]{1,15}|-?[0-9]{0,15}\.?[0-9]{1,15}(?=%))(?P<percent>%?)")
@@ -60,9 +60,8 @@ def _parse_part(text: str, records: Mapping[str, int]) -> RecordRange:
         raise UsageError(f"split {_shown(text)} isn't understood: {_EXAMPLES}")
     split = match["split"]
     if split not in records:
-        nearest = _nearest(split, records)
-        meant = f" (did you mean {nearest!r}?)" if nearest else ""
-        raise UsageError(f"there is no split {_shown(split)}{meant}: there are {_counts(records)}")
+        hint = meant(split.lower(), records, "")
+        raise UsageError(f"there is no split {_shown(split)}{f' ({hint})' * bool(hint)}: there are {_counts(records)}")
     count = records[split]
     start = _bound(match["start"] or "", 0, count, text)
     stop = _bound(match["stop"] or "", count, count, text)
@@ -82,13 +81,6 @@ def _bound(text: str, default: int, count: int, part: str) -> int:
     if abs(bound) > count:
         raise UsageError(f"{text!r} in split {part!r} is outside the split's {count} records")
     return bound + count if bound < 0 else bound
-
-
-def _nearest(split: str, records: Mapping[str, int]) -> str:
-    """The split that was probably meant: `validation` for `val`, `train` for `trian`; "" if none is near."""
-    given = split.lower()
-    longer = [name for name in records if name.startswith(given) or given.startswith(name)]
-    return next(iter(longer or difflib.get_close_matches(given, records, 1)), "")
 
 
 def _counts(records: Mapping[str, int]) -> str:

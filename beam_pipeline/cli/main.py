@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import atexit
-import difflib
 import gc
 import os
 import re
@@ -21,7 +20,7 @@ from beam_pipeline.cli.quiet import only_our_lines
 from beam_pipeline.cli.run import launched
 from beam_pipeline.config import FLAGS, Config
 from beam_pipeline.errors import EXIT_OK, INTERRUPTED, ImageShardsError, UnforeseenError, UsageError, print_error
-from beam_pipeline.text import one_line, print_line
+from beam_pipeline.text import nearest, one_line, print_line
 
 _USAGE = "imageshards write --input DIR --output ROOT --name NAME [FLAG ...] [BEAM OPTION ...]"
 _EPILOG = """\
@@ -187,16 +186,16 @@ def _unknown(arguments: Sequence[str], flags: Collection[str], known: Collection
             pairs = zip(missing, values, strict=False)
             fix = f"did you mean {' '.join(f'{name} {shlex.quote(_hidden(value))}' for name, value in pairs)}?"
         return UsageError(f"unexpected argument {_hidden(flag)!r}: {fix}")
-    nearest = _nearest(flag, flags, 0.5)
-    return UsageError(f"unknown flag {flag!r}: {f'did you mean {nearest}?' if nearest else 'see --help'}")
+    near = _nearest(flag, flags, 0.5)
+    return UsageError(f"unknown flag {flag!r}: {f'did you mean {near}?' if near else 'see --help'}")
 
 
 def _hidden(value: str) -> str:
     return "***" if storage.has_password(value) else value
 
 
-def _nearest(argument: str, flags: Collection[str], likeness: float) -> str | None:
+def _nearest(argument: str, flags: Collection[str], likeness: float) -> str:
     name = argument.partition("=")[0].lstrip("-").replace("-", "_")
     if len(name) == 1:
-        return next((flag for flag in flags if flag.startswith(f"--{name}")), None)
-    return next(iter(difflib.get_close_matches(f"--{name}", flags, n=1, cutoff=likeness)), None)
+        return next((flag for flag in flags if flag.startswith(f"--{name}")), "")
+    return nearest(f"--{name}", flags, likeness)

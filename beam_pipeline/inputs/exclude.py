@@ -15,7 +15,6 @@ from array import array
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
-from difflib import get_close_matches
 from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
@@ -29,7 +28,7 @@ from beam_pipeline.inputs.references import ImageRef
 from beam_pipeline.schema.exclude import ListedImage
 from beam_pipeline.schema.job import Excluded
 from beam_pipeline.schema.table import name_hash, order_key
-from beam_pipeline.text import plural
+from beam_pipeline.text import nearest, plural
 
 if TYPE_CHECKING:
     from beam_pipeline.inputs.folders import ListingSummary
@@ -176,4 +175,4 @@ def _of_json(text: bytes) -> ListedImage | None:
 def _is_misspelled(key: str) -> bool:
     """Whether a key is nearly one of ours; those of other tools may be there, too."""
     ours = ListedImage.__struct_fields__
-    return key not in ours and bool(get_close_matches(key.strip().lower(), ours, cutoff=0.75))
+    return key not in ours and bool(nearest(key.strip().lower(), ours, 0.75))

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import functools
 import struct
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
 
 from beam_pipeline import schema
 
@@ -100,21 +101,36 @@ def features_of(record: bytes) -> dict[str, bytes]:
     Raises:
         ValueError: it isn't a record as `example` writes it.
     """
-    features = {}
+    features, end = {}, 0
     try:
-        start, stop = _value(record, 0, 1)
-        while start < stop:
-            start, end = _value(record, start, 1)
-            key, key_end = _value(record, start, 1)
-            feature, start = _value(record, key_end, 2)
-            features[record[key:key_end].decode()] = record[feature:start]
-            if start != end:
-                raise ValueError("an entry has more than a key and a value")
+        for key, start, end in _features(record):
+            features[key] = record[start:end]
     except IndexError:
         raise ValueError("it ends early") from None
-    if start != len(record):
+    if end != len(record):
         raise ValueError("it ends early")
     return features
+
+
+def bytes_in_head(head: bytes, key: str) -> bytes | None:
+    """The value of a feature, a BytesList of one, in the first bytes of a record; None if it isn't all in them."""
+    with suppress(IndexError, ValueError):
+        for name, start, end in _features(head):
+            if name == key:
+                return bytes_of(head[start:end]) if end <= len(head) else None
+    return None
+
+
+def _features(record: bytes) -> Iterator[tuple[str, int, int]]:
+    """Key, start and end of each serialized feature. Raises ValueError, or IndexError at the end of the bytes."""
+    start, stop = _value(record, 0, 1)
+    while start < stop:
+        start, end = _value(record, start, 1)
+        key, key_end = _value(record, start, 1)
+        feature, start = _value(record, key_end, 2)
+        if start != end:
+            raise ValueError("an entry has more than a key and a value")
+        yield record[key:key_end].decode(), feature, start
 
 
 def bytes_of(feature: bytes) -> bytes:

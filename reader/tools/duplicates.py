@@ -1,6 +1,6 @@
-"""`duplicates`: which images of a dataset have the same bytes, by the MD5s of the record tables.
+"""`duplicates`: which images of a dataset have the same bytes, by the MD5s of the record tables, or look the same.
 
-Of the records only those are read whose paths are named.
+Of the records only those are read whose paths are named; with `near`, all of them once.
 """
 
 from __future__ import annotations
@@ -31,6 +31,8 @@ from reader.example import ImageFinder
 from reader.info import DatasetInfo, load_info
 from reader.runs import Integers
 from reader.tables import Array
+from reader.tools.near import near_groups
+from reader.tools.pictures import Pictures, statistics
 from reader.tools.read import read_filenames, read_records
 
 _SHOWN_GROUPS, _SHOWN_PATHS = 20, 5
@@ -43,16 +45,17 @@ _ROW = np.dtype([("row", "<i8"), ("split", "<i4"), ("label", "<u4")])
 
 @dataclass(frozen=True, slots=True)
 class DuplicateGroup:
-    """Images with the same bytes.
+    """Images with the same bytes, or that look the same.
 
     Attributes:
-        md5: of these bytes, in hexadecimal.
+        group: the MD5 of these bytes, in hexadecimal; of images that look the same the first one's perceptual hash and
+            record number.
         images: how many, at least 2.
         splits, labels: that they are in.
         paths: of the first five in the order of the records; `train[17:18]` for record 17 of third-party files.
     """
 
-    md5: str
+    group: str
     images: int
     splits: list[str]
     labels: list[str]
@@ -71,11 +74,12 @@ class Duplicates:
 
     Attributes:
         dataset: its URL.
-        compared: the `source` files' bytes, or those of the `stored` images of an index of third-party files.
+        compared: the `source` files' bytes, those of the `stored` images of an index of third-party files, or how
+            `pictures` look.
         records: how many images were compared.
-        groups, images: of images with the same bytes.
+        groups, images: of images that are the same.
         across_labels, across_splits: groups with several labels (contradictions), with several splits (leaks).
-        first: up to 20 groups across labels, up to 20 others across splits, and up to 20 of the rest, each by MD5.
+        first: up to 20 groups across labels, up to 20 others across splits, and up to 20 of the rest, each by `group`.
     """
 
     dataset: str
@@ -91,11 +95,15 @@ class Duplicates:
         return self.groups > 0
 
     def __repr__(self) -> str:
-        records, same = plural(self.records, "image"), f"the same {'stored ' * (self.compared == 'stored')}bytes"
+        records = plural(self.records, "image")
+        have, that = {
+            "source": ("have the same bytes", "with the same bytes"),
+            "stored": ("have the same stored bytes", "with the same stored bytes"),
+        }.get(self.compared, ("look the same", "that look the same"))
         if not self:
-            return f"no two of {records} have {same}"
+            return f"no two of {records} {have}"
         lines = [
-            f"{plural(self.groups, 'group')} with {same}, {self.images:,} of {records}: {self.across_labels:,} across "
+            f"{plural(self.groups, 'group')} {that}, {self.images:,} of {records}: {self.across_labels:,} across "
             f"labels (contradictions), {self.across_splits:,} across splits (leaks)",
             *(f"  {group}" for group in self.first),
         ]
@@ -104,7 +112,9 @@ class Duplicates:
         return "\n".join(map(name_line, lines))
 
 
-def duplicates(dataset: DatasetInfo | str | os.PathLike[str], out: str | os.PathLike[str] | None = None) -> Duplicates:
+def duplicates(
+    dataset: DatasetInfo | str | os.PathLike[str], out: str | os.PathLike[str] | None = None, near: bool = False
+) -> Duplicates:
     """Find the images of a dataset whose source files have the same bytes; of an index, whose stored images have.
 
     Takes about 40 bytes of memory per record; with `out`, 130 per image of a group if that is more.
@@ -114,21 +124,30 @@ def duplicates(dataset: DatasetInfo | str | os.PathLike[str], out: str | os.Path
         out: file or URL for a list of all groups that `imageshards write --exclude` reads: JSON Lines of `ListedImage`.
             One image of a group is kept, the first path that isn't in split train, else the first; of a group with
             several labels nothing is decided.
+        near: find the images that look the same instead, whatever their size, quality, brightness or side; those
+            with the same bytes do. Reads and decodes every record once; all pairs are compared.
 
     Raises:
         UsageError: `out` can't be written.
         ImageShardsError: the dataset has no record tables, or a file isn't what was published.
     """
     info = load_info(dataset)
+    return find_groups(info, out, statistics(info) if near else None)
+
+
+def find_groups(
+    info: DatasetInfo, out: str | os.PathLike[str] | None = None, found: Pictures | None = None
+) -> Duplicates:
+    """What `duplicates` returns; of images that look the same if their statistics are given."""
     splits = [name for name, split in info.splits.items() if split.records]
-    with nullcontext() if out is None else _published(os.fspath(out)) as file:
-        md5s, first, rows = _group(info, splits)
+    with nullcontext() if out is None else published_file(os.fspath(out)) as file:
+        keys, first, rows = _group(info, splits) if found is None else _group_near(info, splits, found)
         across_labels, across_splits = (_have_several(rows[name], first) for name in ("label", "split"))
         kind = np.where(across_labels, 0, np.where(across_splits, 1, 2))
         shown = np.concatenate([np.flatnonzero(kind == one)[:_SHOWN_GROUPS] for one in range(3)]).tolist()
         some = (rows["row"][first[number] : first[number + 1]][:_SHOWN_PATHS] for number in shown)
         named = np.sort(rows["row"] if file else np.concatenate([rows["row"][:0], *some]))
-        paths = _read_paths(info, splits, named)
+        paths = read_paths(info, splits, named)
 
         def images(number: int, most: int | None = None) -> list[_Image]:
             of = rows[first[number] : first[number + 1]][:most]
@@ -141,17 +160,17 @@ def duplicates(dataset: DatasetInfo | str | os.PathLike[str], out: str | os.Path
             in_splits = [splits[one] for one in np.unique(of["split"]).tolist()]
             labels = [info.classes[label] for label in np.unique(of["label"]).tolist()]
             names = [image.name for image in images(number, _SHOWN_PATHS)]
-            return DuplicateGroup(md5s[number].tobytes().hex(), len(of), in_splits, labels, names)
+            return DuplicateGroup(keys[number].tobytes().hex(), len(of), in_splits, labels, names)
 
         if file:
-            for number in range(len(md5s)):
-                lines = _lines(md5s[number].tobytes().hex(), sorted(images(number)))
+            for number in range(len(keys)):
+                lines = _lines(keys[number].tobytes().hex(), sorted(images(number)), found is not None)
                 file.writelines(canonical_json(builtins_of(line)) for line in lines)
     return Duplicates(
         dataset=info.url,
-        compared="stored" if FOREIGN_KEY in info.manifest else "source",
+        compared="pictures" if found is not None else "stored" if FOREIGN_KEY in info.manifest else "source",
         records=sum(info.splits[name].records for name in splits),
-        groups=len(md5s),
+        groups=len(keys),
         images=len(rows),
         across_labels=int(across_labels.sum()),
         across_splits=int(across_splits.sum()),
@@ -169,19 +188,19 @@ class _Image(NamedTuple):
         return self.path.decode("utf-8", "surrogateescape")
 
 
-def _lines(md5: str, images: Sequence[_Image]) -> Iterator[ListedImage]:
+def _lines(group: str, images: Sequence[_Image], is_near: bool) -> Iterator[ListedImage]:
     """The lines of a group, whose images are in order of their paths."""
     kept = next((image for image in images if image.split != "train"), images[0])
     contrary = next((image for image in images if image.label != kept.label), None)
     second = contrary or images[images[0] is kept]
     for image in images:
         other = second if image is kept or (contrary and image.label == kept.label) else kept
-        reason = f"same bytes as {other.name}"
+        reason = f"{'looks like' if is_near else 'same bytes as'} {other.name}"
         if other.label != image.label:
             reason += f", whose label is {other.label}"
         elif other.split != image.split:
             reason += f" of split {other.split}"
-        yield ListedImage(image.name, reason, md5, None if contrary else image is kept)
+        yield ListedImage(image.name, reason, group, None if contrary else image is kept)
 
 
 # --- equal MD5s
@@ -204,6 +223,17 @@ def _group(info: DatasetInfo, splits: Sequence[str]) -> tuple[npt.NDArray[np.uin
     rows, heads = np.empty(len(row), _ROW), row[first[:-1]]
     rows["row"], rows["split"], rows["label"] = row, np.searchsorted(ends, row, "right"), label[row]
     return np.stack([high[heads], low[heads]], 1).astype(">u8"), first, rows
+
+
+def _group_near(
+    info: DatasetInfo, splits: Sequence[str], found: Pictures
+) -> tuple[npt.NDArray[np.uint64], Integers, Rows]:
+    """The same of records that look the same."""
+    row, first = near_groups(info, found)
+    *_, label = _load(info, splits, len(found))
+    rows, heads = np.empty(len(row), _ROW), row[first[:-1]]
+    rows["row"], rows["split"], rows["label"] = row, found.split[row], label[row]
+    return np.stack([found.hash[heads], heads.astype(np.uint64)], 1).astype(">u8"), first, rows
 
 
 def equal_rows(high: Array, low: Array) -> tuple[Integers, Integers]:
@@ -252,7 +282,7 @@ def _load(info: DatasetInfo, splits: Sequence[str], records: int) -> tuple[Array
 # --- records
 
 
-def _read_paths(info: DatasetInfo, splits: Sequence[str], rows: Integers) -> list[bytes]:
+def read_paths(info: DatasetInfo, splits: Sequence[str], rows: Integers) -> list[bytes]:
     """The paths of some records, ascending numbers among those of all splits."""
     records = [info.splits[name].records for name in splits]
     if FOREIGN_KEY in info.manifest:
@@ -268,7 +298,7 @@ def _read_paths(info: DatasetInfo, splits: Sequence[str], rows: Integers) -> lis
 
 
 @contextmanager
-def _published(out: str) -> Iterator[IO[bytes]]:
+def published_file(out: str) -> Iterator[IO[bytes]]:
     """A new file, which gets its name when it is complete. Raises UsageError if it can't be written."""
     url = storage.normalize(out)
     if why := storage.why_unusable(url, is_file=True) or "http:// can't be written to" * (

@@ -9,22 +9,27 @@ from typing import TypeVar
 
 import numpy as np
 
-from beam_pipeline import schema
+from beam_pipeline import schema, storage
 from beam_pipeline.errors import ImageShardsError, UsageError
 from beam_pipeline.schema import example
+from beam_pipeline.schema.table import name_hash
 from reader.info import MAX_WINDOW_BYTES, DatasetInfo
 from reader.machine import cpu_count
-from reader.runs import Integers, InvalidRecordError, Piece, RunReader, RunTable
-from reader.tables import locate
+from reader.runs import Integers, InvalidRecordError, Piece, RunReader, RunTable, SelectedTable
+from reader.tables import Array, columns_by_path, locate
 
 T = TypeVar("T")
 
 _READS_AT_ONCE = 32
+_HEAD_BYTES = 4096  # a page: class and path take some 100 bytes, columns whose names precede `filename` more
 _BLOCK = 1 << 14  # records whose reads are submitted together
 
 
-def read_records(table: RunTable, parse: Callable[[int, bytes], T]) -> Iterator[T]:
+def read_records(table: RunTable, parse: Callable[[int, bytes], T], numbers: Integers | None = None) -> Iterator[T]:
     """What `parse` makes of each record of a table and its number there, in order; up to 256 MB are read at once.
+
+    Args:
+        numbers: int64 [n] of the records, ascending; None for all.
 
     Raises:
         CorruptRecordError: a record is corrupt, or not what `parse` takes; names file, record and byte offset.
@@ -44,14 +49,21 @@ def read_records(table: RunTable, parse: Callable[[int, bytes], T]) -> Iterator[
                 raise run.located(index, InvalidRecordError(f"it isn't an Example of this dataset ({error})")) from None
         return parsed
 
-    most = MAX_WINDOW_BYTES // int(table.bytes.max(initial=1))
+    return _read_pieces(reader, np.arange(table.total) if numbers is None else numbers, read)
+
+
+def _read_pieces(
+    reader: RunReader, numbers: Integers, read: Callable[[Piece, Integers, Integers], list[T]]
+) -> Iterator[T]:
+    """What `read` makes of the records that one request reads: of their numbers, and their indices in the piece."""
+    most = MAX_WINDOW_BYTES // int(reader.table.bytes.max(initial=1))
     threads = max(1, min(_READS_AT_ONCE if reader.is_remote else cpu_count(), most))
     with ThreadPoolExecutor(threads, "reader-records") as pool:
-        for start in range(0, table.total, _BLOCK):
-            numbers = np.arange(start, min(start + _BLOCK, table.total))
-            pieces, of, index = reader.pieces_of(numbers)
+        for start in range(0, len(numbers), _BLOCK):
+            some = numbers[start : start + _BLOCK]
+            pieces, of, index = reader.pieces_of(some)
             heads = np.flatnonzero(np.diff(of)) + 1
-            yield from chain.from_iterable(pool.map(read, pieces, np.split(numbers, heads), np.split(index, heads)))
+            yield from chain.from_iterable(pool.map(read, pieces, np.split(some, heads), np.split(index, heads)))
 
 
 def checked_table(info: DatasetInfo, split: str, numbers: Integers) -> RunTable:
@@ -62,11 +74,67 @@ def checked_table(info: DatasetInfo, split: str, numbers: Integers) -> RunTable:
 
 
 def read_filenames(info: DatasetInfo, splits: Sequence[str], numbers: Integers) -> list[bytes]:
-    """The file names in some records, by their numbers among those of these splits, ascending, each once."""
+    """The file names in some records, by their numbers among those of these splits, ascending, each once.
+
+    The name stands near the beginning of a record, so the image isn't read unless the next record is near: its hash in
+    the record table says that it is valid.
+
+    Raises:
+        CorruptRecordError: the name in a record is corrupt; names file, record and byte offset.
+        ImageShardsError: the record tables aren't those of these shards.
+    """
     if not len(numbers):
         return []
-    table = locate(info, info.run_table("+".join(splits)), numbers)
-    return list(read_records(table, lambda _, record: filename_of(record)))
+    columns_of, hash_column = columns_by_path(info), dict[str, Array]()
+
+    def lengths_of(path: str) -> Array:
+        columns = columns_of(path).load(["bytes", "name"])
+        hash_column[path] = columns["name"]
+        return columns["bytes"]
+
+    table = locate(info, info.run_table("+".join(splits)), numbers, lengths_of)
+    run = table.runs_of(np.arange(table.total))
+    file, row = table.file[run], table.file_record[run] + table.index
+    heads = np.flatnonzero(np.diff(file, prepend=-1))  # of each file's records
+    paths = (table.files[one] for one in file[heads].tolist())
+    hashes = [hash_column[path][rows] for path, rows in zip(paths, np.split(row, heads[1:]), strict=True)]
+    return _checked_names(table, np.concatenate(hashes).tolist())
+
+
+def _checked_names(table: SelectedTable, hashes: Sequence[int]) -> list[bytes]:
+    """The file names in the records of a table, of which the hashes are known."""
+
+    def name_in(number: int, record: bytes) -> bytes:
+        name = filename_of(record)
+        if name_hash(name.decode("utf-8", "surrogateescape")) != hashes[number]:
+            raise table.not_of_these(int(table.file[np.searchsorted(table.first, number, "right") - 1]))
+        return name
+
+    names = [
+        head if head is not None and name_hash(head.decode("utf-8", "surrogateescape")) == known else None
+        for head, known in zip(names_in_heads(table), hashes, strict=True)
+    ]
+    missing = np.flatnonzero([name is None for name in names])
+    complete = read_records(table, name_in, missing)
+    return [name if name is not None else next(complete) for name in names]
+
+
+def names_in_heads(table: SelectedTable) -> Iterator[bytes | None]:
+    """The file name in each record of a table, unchecked; None if it isn't in the record's first bytes."""
+    store, run = storage.open_storage(table.files[0]), table.runs_of(np.arange(table.total))
+    begins = table.offset[run] + table.start
+
+    def read(piece: Piece, numbers: Integers, _: Integers) -> list[bytes | None]:
+        of_piece = begins[numbers]
+        stop = min(piece.stop, int(of_piece[-1]) + _HEAD_BYTES)
+        try:
+            data = store.read_range(piece.path, piece.start, stop)
+        except FileNotFoundError:  # which reading the records tells
+            return [None] * len(numbers)
+        heads = (of_piece - piece.start + schema.FRAME_HEADER_BYTES).tolist()
+        return [example.bytes_in_head(bytes(data[head : head + _HEAD_BYTES]), schema.FILENAME_KEY) for head in heads]
+
+    return _read_pieces(RunReader(table), np.arange(table.total), read)
 
 
 def filename_of(record: bytes) -> bytes:

@@ -14,10 +14,14 @@ from hypothesis import strategies as st
 
 import imageshards
 import reader
-from beam_pipeline import schema
-from beam_pipeline.errors import ImageShardsError
-from reader.tools import duplicates
+from beam_pipeline import schema, storage
+from beam_pipeline.errors import CorruptRecordError, ImageShardsError
+from beam_pipeline.schema.example import image_example
+from reader.tables import locate
+from reader.tools import duplicates, read
+from reader.tools.requests import Request, SlowStorage
 from tests import make
+from tests.reading import shards
 from tests.servers import Gcs
 
 # Split → path → number of the picture.
@@ -121,11 +125,11 @@ def test_it_finds_what_the_job_found(
         "across_splits": sum(len(one) > 1 for one in splits),
         "first": found["first"],
     }
-    assert {one["md5"]: (one["images"], sorted(one["splits"]), one["labels"]) for one in found["first"]} == {
+    assert {one["group"]: (one["images"], sorted(one["splits"]), one["labels"]) for one in found["first"]} == {
         md5: (len(group), of_splits, of_labels)
         for md5, group, of_splits, of_labels in zip(groups, expected, splits, labels, strict=True)
     }
-    assert {one["md5"]: sorted(one["paths"]) for one in found["first"]} == groups
+    assert {one["group"]: sorted(one["paths"]) for one in found["first"]} == groups
     for group in expected:
         of_group = [line for line in lines if line["path"] in group]
         if len({label_of(path) for path in group}) > 1:
@@ -233,17 +237,91 @@ def test_a_list_that_cannot_be_written_is_refused_before_anything_is_read(
     assert capsys.readouterr().err.startswith(f"error: --out {given!r}: {message}")
 
 
-def test_a_corrupt_record_is_one_line_and_leaves_no_list(
+def test_a_corrupt_path_is_one_line_and_leaves_no_list(
     versions: dict[tuple[str, ...], Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     version = Path(shutil.copytree(versions[BY_FOLDER], tmp_path / "1.0.0"))
     shard = next(version.glob("photos-test.*"))
-    make.flip_byte(shard)
+    make.flip_byte(shard, shard.read_bytes().index(b"test/ant/five.jpg") + 11)
     assert imageshards.main(["duplicates", str(version), "--out", str(tmp_path / "list")]) == 1
     said = capsys.readouterr()
     assert said.out == "" and said.err.startswith(f"error: {shard}: record ") and said.err.count("\n") == 1
     assert said.err.endswith(f"imageshards verify {version} finds every fault\n")
     assert not list(tmp_path.glob("list*"))
+
+
+# --- the paths in records
+
+
+@pytest.fixture
+def of_test(versions: dict[tuple[str, ...], Path], tmp_path: Path) -> tuple[Path, Path, np.ndarray[Any, Any]]:
+    """A copy of a version, its shard of the split test, and some of its records."""
+    version = Path(shutil.copytree(versions[BY_FOLDER], tmp_path / "1.0.0"))
+    return version, next(version.glob("photos-test.*")), np.array([0, 1, 4, 5])
+
+
+@pytest.mark.parametrize("head", [1, 40, 80, 200, 1 << 20])
+def test_paths_are_those_of_the_records_however_much_of_each_is_read(
+    head: int, of_test: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    version, _, numbers = of_test
+    expected = [one["filename"].encode() for one in reader.records(version, "test")[numbers]]
+    monkeypatch.setattr(read, "_HEAD_BYTES", head)
+    assert read.read_filenames(reader.load_info(version), ["test"], numbers) == expected
+
+
+def test_no_flipped_byte_gives_another_path(of_test: Any) -> None:
+    version, shard, numbers = of_test
+    info = reader.load_info(version)
+    expected, failed = read.read_filenames(info, ["test"], numbers), 0
+    for at in range(200):  # the first record begins with class and path
+        make.flip_byte(shard, at)
+        try:
+            assert read.read_filenames(info, ["test"], numbers) == expected
+        except CorruptRecordError as error:
+            assert (error.file, error.record, error.offset) == (str(shard), 0, 0)
+            failed += 1
+        make.flip_byte(shard, at)
+    assert failed > len("test/cat/a.jpg")
+
+
+def test_a_missing_shard_and_a_table_of_other_paths_are_named(of_test: Any) -> None:
+    version, shard, numbers = of_test
+    info = reader.load_info(version)
+    table, name = version / schema.table_file(shard.name), info.load_table(info.splits["test"].shards[0])["name"]
+    table.write_bytes(table.read_bytes().replace(name.tobytes(), np.roll(name, 1).tobytes()))
+    with pytest.raises(ImageShardsError, match=rf"^{shard}: its record table isn't of these records; run the job with"):
+        read.read_filenames(info, ["test"], numbers)
+    shard.unlink()
+    with pytest.raises(CorruptRecordError, match=rf"^{shard}: record 0 at byte 0: the file is missing$"):
+        read.read_filenames(info, ["test"], numbers)
+
+
+@pytest.mark.parametrize(
+    ("numbers", "requests", "complete"),  # in each request the last record is read to the end of its head
+    [
+        ([3], 1, 0),
+        ([0, 30, 60], 3, 0),
+        ([3, 4, 5], 1, 2),
+        (range(64), 1, 63),
+        (range(0, 64, 2), 1, 62),
+        ([3, 60, 70, 127, 130], 5, 0),
+    ],
+)
+def test_of_records_far_from_others_only_the_beginning_is_read(
+    numbers: Any, requests: int, complete: int, tmp_path: Path
+) -> None:
+    def record(_: str, number: int) -> tuple[int, bytes]:
+        path = f"cat/{number:03}.jpg"
+        return 1, image_example(image=bytes(50_000), size=(16, 24), class_id=1, label="cat", path=path)
+
+    info = reader.load_info(shards.make_dataset(tmp_path / "1.0.0", {"train": [192]}, record=record))
+    table = locate(info, info.run_table("train"), np.array(numbers))
+    seen: list[Request] = []
+    with storage.wrapped(lambda store: SlowStorage(store, 1e-6, seen.append)):
+        assert list(read.names_in_heads(table)) == [f"cat/{number:03}.jpg".encode() for number in numbers]
+    assert len(seen) == requests
+    assert sum(request.bytes_read for request in seen) == complete * int(table.size[0]) + requests * 4096
 
 
 def test_of_compressed_shards_none_can_be_named(tmp_path: Path) -> None:

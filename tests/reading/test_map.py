@@ -189,12 +189,19 @@ def test_a_corrupt_record_is_named_and_the_others_are_read(tmp_path: Path, url: 
 def test_a_table_of_other_records_is_named(tmp_path: Path, url: str) -> None:
     target = tmp_path / "1.0.0"
     shutil.copytree(url, target)
-    shard = reader.load_info(target).splits["train"].shards[2]
-    (target / schema.table_file(shard.file)).write_bytes(
-        table_bytes({"bytes": "<u4"}, {"bytes": [300] * shard.records})
-    )
-    with pytest.raises(ImageShardsError, match=r"run the job with --repair$"):
-        reader.records(target, "train")[700]
+    info = reader.load_info(target)
+    shard = info.splits["train"].shards[2]
+    lengths, file = info.load_table(shard)["bytes"], target / schema.table_file(shard.file)
+    of_other_runs = file.read_bytes().replace(lengths.tobytes(), np.roll(lengths, 3).tobytes())
+    for data in (of_other_runs, table_bytes({"bytes": "<u4"}, {"bytes": lengths.tolist()})):
+        file.write_bytes(data)
+        records, named = reader.records(target, "train"), rf"{shard.file}.* record table .*run the job with --repair$"
+        assert len(records[100:110]) == 10  # of another shard
+        for key in (700, [700, 5]):
+            with pytest.raises(ImageShardsError, match=named):
+                records[key]
+        with pytest.raises(ImageShardsError, match=named):
+            reader.train_batches(target, "train", global_batch_size=8, image_size=8, seed=0, classes=["bee"])
 
 
 def test_a_compressed_version_says_what_to_do(tmp_path: Path) -> None:

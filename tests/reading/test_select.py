@@ -155,16 +155,19 @@ def test_headers_of_several_tables_are_read_at_once(info: reader.DatasetInfo, mo
 
 
 @pytest.mark.parametrize(
-    ("wanted", "local", "remote"),
+    ("size", "wanted", "local", "remote"),
     [
-        ([3, 120], [(3, 4), (120, 121)], [(3, 4), (120, 121)]),
-        (range(0, 128, 4), [(at, at + 1) for at in range(0, 128, 4)], [(0, 61), (64, 125)]),
-        ([5, 6, 8, 40], [(5, 9), (40, 41)], [(5, 9), (40, 41)]),
-        ([120, 3, 3], [(3, 4), (120, 121)], [(3, 4), (120, 121)]),
+        (40_000, [3, 120], [(3, 4), (120, 121)], [(3, 4), (120, 121)]),
+        (40_000, range(0, 128, 4), [(at, at + 1) for at in range(0, 128, 4)], [(0, 61), (64, 125)]),
+        (40_000, [5, 6, 8, 40], [(5, 9), (40, 41)], [(5, 9), (40, 41)]),
+        (40_000, [120, 3, 3], [(3, 4), (120, 121)], [(3, 4), (120, 121)]),
+        (300_000, [0, 3, 4, 9], [(0, 1), (3, 5), (9, 10)], [(0, 5), (9, 10)]),
     ],
 )
-def test_sparse_records_are_read_one_by_one_and_dense_ones_at_once(wanted: Any, local: Any, remote: Any) -> None:
-    index, size = (np.arange(128) % 64).astype(np.uint16), 40_000
+def test_sparse_records_are_read_one_by_one_and_dense_ones_at_once(
+    size: int, wanted: Any, local: Any, remote: Any
+) -> None:
+    index = (np.arange(128) % 64).astype(np.uint16)
     rows = np.array([(0, 0, 64 * size, 64), (0, 64 * size, 64 * size, 64)], schema.RUN_DTYPE)
     known = {"start": index.astype(np.uint32) * size, "size": np.full(128, size, np.uint32), "label": index}
     table = SelectedTable.of(

@@ -1,0 +1,159 @@
+"""Near-duplicates: which pictures of a dataset look the same, whatever their size, quality, brightness or side.
+
+Hashes of all pairs are compared, exactly: 64 bits, at most 8 of which differ. What is found gets a second look at the
+pictures themselves, since chance pairs grow with the square of the records (about 2e-7 of all pairs).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from beam_pipeline.errors import ImageShardsError
+from reader.example import ImageFinder
+from reader.info import DatasetInfo
+from reader.machine import cpu_count
+from reader.runs import Integers
+from reader.tools.pictures import GRID, Pictures, grey_of
+from reader.tools.read import checked_table, read_records
+
+_MAX_BITS = 8  # that differ: of photos a 5 % crop is still found in 0.91 of cases, and no two others (docs/decisions)
+_MIN_CORRELATION = 0.75  # of the pictures as 32 x 32 grey ones; of two random photos it is at most that
+_FLAT = 4.0  # standard deviation below which a picture is of one brightness, and correlations mean nothing
+_ROWS = 512  # of a task
+_TILE = 8, 4096  # hashes compared at once, in memory that a cache holds: 0.6 ns a pair
+_MAX_PAIRS = 10_000_000  # that get a second look
+_LOOKS_AT_ONCE = 50_000  # pairs; their pictures take up to 100 MB
+
+
+class Pairs(NamedTuple):
+    """Rows of `Pictures` whose hashes are near, the first below the second.
+
+    Attributes:
+        first, second: int64 [n].
+        is_mirrored: bool [n], whether one is near the mirror image of the other.
+    """
+
+    first: Integers
+    second: Integers
+    is_mirrored: npt.NDArray[np.bool_]
+
+
+def near_groups(info: DatasetInfo, found: Pictures) -> tuple[Integers, Integers]:
+    """The records that look like another one: rows of `Pictures`, group after group; where each begins, and the end.
+
+    Groups are in order of their first row, rows ascend within a group. A picture is in the group of each that it looks
+    like, so two of a large group may be less alike.
+
+    Args:
+        found: statistics of all splits.
+
+    Raises:
+        ImageShardsError: ten million pairs are near: nearly all pictures look the same.
+    """
+    pairs = near_pairs(found.hash, found.mirrored)
+    is_alike = np.concatenate([*_looks(info, found.splits, pairs), np.empty(0, np.bool_)])
+    root = _joined(len(found), pairs.first[is_alike], pairs.second[is_alike])
+    sizes = np.bincount(root, minlength=len(root))
+    rows = np.flatnonzero(sizes[root] > 1)
+    rows = rows[np.argsort(root[rows], kind="stable")]  # a group's root is its first row
+    return rows, np.append(np.flatnonzero(np.diff(root[rows], prepend=-1)), len(rows))
+
+
+def near_pairs(hashes: npt.NDArray[np.uint64], mirrored: npt.NDArray[np.uint64]) -> Pairs:
+    """All pairs of rows of which at most 8 bits differ, by brute force; of equal hashes each with the first one."""
+    _, first, of = np.unique(hashes, return_index=True, return_inverse=True)
+    again = np.flatnonzero(first[of] != np.arange(len(hashes)))
+    ordered = np.sort(first)
+    one, other = hashes[ordered], mirrored[ordered]
+    with ThreadPoolExecutor(cpu_count(), "reader-near") as pool:
+        blocks = pool.map(lambda start: _near(one, other, start), range(0, len(one), _ROWS))
+        parts, count = [(first[of[again]], again, np.zeros(len(again), np.bool_))], len(again)
+        for a, b, is_mirror in blocks:
+            parts.append((ordered[a], ordered[b], is_mirror))
+            if (count := count + len(a)) > _MAX_PAIRS:
+                raise ImageShardsError(f"over {_MAX_PAIRS:,} pairs of pictures are near: nearly all look the same")
+    return Pairs(*map(np.concatenate, zip(*parts, strict=True)))
+
+
+def _near(
+    hashes: npt.NDArray[np.uint64], mirrored: npt.NDArray[np.uint64], start: int
+) -> tuple[Integers, Integers, npt.NDArray[np.bool_]]:
+    """Near pairs of some rows with all later ones."""
+    stop, buffers = min(start + _ROWS, len(hashes)), (np.empty(_TILE, np.uint64), np.empty(_TILE, np.uint8))
+    (a, b), (mirror_a, mirror_b) = (_near_to(some[start:stop], hashes, start, buffers) for some in (hashes, mirrored))
+    is_new = ~np.isin(mirror_a * len(hashes) + mirror_b, a * len(hashes) + b)
+    is_mirror = np.repeat([False, True], [len(a), int(is_new.sum())])
+    return np.concatenate([a, mirror_a[is_new]]), np.concatenate([b, mirror_b[is_new]]), is_mirror
+
+
+def _near_to(
+    some: npt.NDArray[np.uint64], hashes: npt.NDArray[np.uint64], start: int, buffers: tuple[Any, Any]
+) -> tuple[Integers, Integers]:
+    """(row, later row) of each near pair of some hashes, which begin at row `start`, with `hashes`."""
+    found = [(np.empty(0, np.int64), np.empty(0, np.int64))]
+    for row in range(0, len(some), _TILE[0]):
+        rows = some[row : row + _TILE[0], None]
+        for column in range(start + row, len(hashes), _TILE[1]):
+            columns = hashes[None, column : column + _TILE[1]]
+            differs, bits = (buffer[: rows.shape[0], : columns.shape[1]] for buffer in buffers)
+            np.bitwise_xor(rows, columns, out=differs)
+            np.bitwise_count(differs, out=bits)
+            if bits.min() <= _MAX_BITS:
+                a, b = np.nonzero(bits <= _MAX_BITS)
+                a, b = a + (start + row), b + column
+                found.append((a[b > a], b[b > a]))
+    first, second = map(np.concatenate, zip(*found, strict=True))
+    return first, second
+
+
+def _looks(info: DatasetInfo, splits: Sequence[str], pairs: Pairs) -> Iterator[npt.NDArray[np.bool_]]:
+    """Whether the pictures of each pair are alike; each is read again, by its range."""
+    find, channels, split = ImageFinder(info.image_key, info.class_key), info.image.channels, "+".join(splits)
+    for start in range(0, len(pairs.first), _LOOKS_AT_ONCE):
+        some = slice(start, start + _LOOKS_AT_ONCE)
+        first, second, is_mirrored = pairs.first[some], pairs.second[some], pairs.is_mirrored[some]
+        rows = np.unique(np.concatenate([first, second]))
+        table = checked_table(info, split, rows)
+        small = np.empty((len(rows), GRID, GRID), np.uint8)
+
+        def look(number: int, record: bytes, small: npt.NDArray[np.uint8] = small) -> None:
+            small[number] = grey_of(find(record)[0], channels)
+
+        for _ in read_records(table, look):
+            pass
+        one, other = (np.searchsorted(rows, part) for part in (first, second))
+        for piece in np.array_split(np.arange(len(one)), len(one) // 4096 + 1):
+            yield _alike(small[one[piece]], small[other[piece]], is_mirrored[piece])
+
+
+def _alike(
+    one: npt.NDArray[np.uint8], other: npt.NDArray[np.uint8], is_mirrored: npt.NDArray[np.bool_]
+) -> npt.NDArray[np.bool_]:
+    """bool [n] of uint8 [n, 32, 32]: whether pictures correlate; those without contrast, whether they are as bright."""
+    other = np.where(is_mirrored[:, None, None], other[:, :, ::-1], other)
+    flat = [part.reshape(len(part), -1).astype(np.float32) for part in (one, other)]
+    means, spreads = ([getattr(part, name)(1) for part in flat] for name in ("mean", "std"))
+    centred = [part - mean[:, None] for part, mean in zip(flat, means, strict=True)]
+    correlation = (centred[0] * centred[1]).mean(1) / np.maximum(spreads[0] * spreads[1], 1e-6)
+    is_flat = np.maximum(*spreads) < _FLAT
+    is_as_bright = np.abs(means[0] - means[1]) < 2 * _FLAT
+    is_alike: npt.NDArray[np.bool_] = np.where(is_flat, is_as_bright, correlation >= _MIN_CORRELATION)
+    return is_alike
+
+
+def _joined(total: int, first: Integers, second: Integers) -> Integers:
+    """int64 [total]: the first row of each row's group."""
+    root = np.arange(total)
+    while (root[first] != root[second]).any():
+        one, other = root[first], root[second]
+        low = np.minimum(one, other)
+        np.minimum.at(root, one, low)
+        np.minimum.at(root, other, low)
+        while (root != root[root]).any():
+            root = root[root]
+    return root
