@@ -60,6 +60,11 @@ def members(read: Callable[[int, int], bytes], size: int, archive: str) -> Itera
             yield Member(name, start, stop, info.file_size, info.compress_size, method, info.CRC)
 
 
+def is_zip(read: Callable[[int, int], bytes], size: int) -> bool:
+    """Whether a file is a zip file, even a truncated one, by its first or last bytes."""
+    return read(0, min(size, 2)) in (b"PK", b"") or b"PK\5\6" in read(max(0, size - _TAIL_BYTES), size)
+
+
 def _name(info: zipfile.ZipInfo) -> bytes:
     """A member's name as unzip writes it."""
     if info.create_system == _UNIX and not info.flag_bits & _IS_UTF8:

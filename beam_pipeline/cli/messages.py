@@ -124,7 +124,7 @@ def _skipped(skipped: Skipped) -> list[str]:
         if hidden:
             lines.append(f"{plural(hidden, noun)} skipped: hidden, or in a system's folder")
     if skipped.links:
-        lines.append(f"{plural(skipped.links, 'image')} skipped: a link, a device or a sparse file in an archive")
+        lines.append(f"{plural(skipped.links, 'image')} skipped: a symbolic link, a device or a sparse file in an archive")
     return lines
 
 
