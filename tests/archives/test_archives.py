@@ -354,6 +354,48 @@ def test_a_folder_that_is_called_like_an_archive_is_a_folder(tmp_path: Path) -> 
     ]
 
 
+@pytest.mark.parametrize(
+    ("files", "what"),
+    [
+        (
+            ["train/cat/1.jpg", "train/dog/1.jpg", "test/cat/1.jpg"],
+            "its folders are splits, not classes: test, train; give",
+        ),
+        (["PetImages/cat/1.jpg", "PetImages/dog/1.jpg"], "give --input 'DIR/in.zip/PetImages'; if 'PetImages' is one "),
+        (
+            ["a/a/cat/1.jpg", "a/a/dog/1.jpg"],
+            "its only class 'a' are in the sub-folders 'a': if these are the classes ",
+        ),
+        (
+            ["1.jpg"],
+            "1 image directly in it; if 'in.zip' is a class, give --input 'DIR', else sort them into DIR/CLASS/i",
+        ),
+        (
+            ["train.zip", "test.zip"],
+            "2 .zip files instead of images, which can't be read inside an archive: unpack it and ",
+        ),
+        (
+            ["train.tar"],
+            "1 .tar file instead of images, which can't be read inside an archive: unpack it and give the fo",
+        ),
+    ],
+    ids=lambda value: str(value)[:20],
+)
+def test_a_zip_of_another_shape_than_folders_of_classes_is_a_question(
+    tmp_path: Path, files: list[str], what: str
+) -> None:
+    (tmp_path / "in.zip").write_bytes(pack.zipped(dict.fromkeys(files, b"1")))
+    with pytest.raises(UsageError) as error:
+        check_input(config(f"{tmp_path}/in.zip"))
+    assert what.replace("DIR/in", f"{tmp_path}/in").replace("'DIR'", repr(str(tmp_path))) in str(error.value)
+
+
+def test_the_class_of_an_archive_is_called_as_its_folder(tmp_path: Path) -> None:
+    (tmp_path / "images.zip").write_bytes(pack.zipped({"cat/1.jpg": b"1", "dog/1.jpg": b"1"}))
+    with pytest.raises(UsageError, match=r"only class 'images' .* give --input '.*/images\.zip'; if 'images' is one"):
+        check_input(config(str(tmp_path)))
+
+
 # --- reading a member
 
 
