@@ -22,7 +22,7 @@ from typing import Any
 from beam_pipeline import storage
 from beam_pipeline.archives.tree import tree
 from beam_pipeline.config import Config, feature_columns, name_and_type
-from beam_pipeline.errors import UsageError
+from beam_pipeline.errors import StorageError, UsageError
 from beam_pipeline.inputs.references import ImageRef, class_name, image_url, labels_spelling, ref_maker
 from beam_pipeline.schema import BOX_NAME, NAME_PATTERN, example, is_utf8, relative_path_bytes
 from beam_pipeline.schema.manifest import Column
@@ -176,7 +176,7 @@ class _RowParser:
         self._spelled = labels_spelling(config)
         self._known = frozenset(config.header)
         headings = {name_and_type(heading)[0]: heading for heading in config.header}
-        self._packed: dict[str, bool] = {}
+        self._packed, self._may_list = dict[str, bool](), True
         self._features = [(headings[column.name], column, _encoder(column)) for column in config.columns]
 
     def parse(self, cells: list[str] | dict[str, Any]) -> ImageRef:
@@ -215,9 +215,12 @@ class _RowParser:
             return False
         is_here = storage.is_local(top)
         key = folder if is_here else folder[len(top) + 1 :].partition("/")[0]
-        if key not in self._packed:
-            self._packed[key] = not (is_here and os.path.isdir(folder)) and tree(self._config).is_packed(top, folder)
-        return self._packed[key]
+        if key not in self._packed and not (is_here and os.path.isdir(folder)) and self._may_list:
+            try:
+                self._packed[key] = tree(self._config).is_packed(top, folder)
+            except StorageError:  # sizes may be given because listing is refused
+                self._may_list = False
+        return self._packed.setdefault(key, False)
 
     def _label(self, cell: Any) -> str:
         label = self._spelled(class_name(cell, "label"))
