@@ -67,10 +67,9 @@ def is_zip(read: Callable[[int, int], bytes], size: int) -> bool:
 
 def _name(info: zipfile.ZipInfo) -> bytes:
     """A member's name as unzip writes it."""
-    if info.create_system == _UNIX and not info.flag_bits & _IS_UTF8:
-        # zipfile takes it for CP437; but on Unix and macOS it is in the bytes of the file system.
-        return info.orig_filename.partition("\0")[0].encode("cp437")
     name = info.filename
+    if not name.isascii() and info.create_system == _UNIX and not info.flag_bits & _IS_UTF8:
+        return name.encode("cp437")  # as which zipfile took it; but on Unix it is in the bytes of the file system
     return (name.replace("\\", "/") if info.create_system == _FAT and "/" not in name else name).encode()
 
 
