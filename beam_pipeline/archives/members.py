@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from beam_pipeline.errors import UsageError
 
-# Methods that no zip has: the range is the file; a folder; a link or a sparse file, which gives no image.
+# Methods that no zip has: the range is the file; a folder; a symbolic link or a sparse file, which gives no image.
 PLAIN, FOLDER, LINK = 1 << 16, 2 << 16, 3 << 16
 _FACTS = 6
 _ODD = re.compile(rb"\A/|//|(\A|/)\.\.?(/|\Z)|\0")
@@ -32,6 +32,7 @@ class Member(NamedTuple):
         size, packed: bytes of the file; bytes as they are stored.
         method: zip's, PLAIN, FOLDER or LINK.
         crc32: of the file; 0 in a tar.
+        target: the name of the member that a hard link is.
     """
 
     name: bytes
@@ -41,6 +42,7 @@ class Member(NamedTuple):
     packed: int = 0
     method: int = FOLDER
     crc32: int = 0
+    target: bytes = b""
 
 
 def unpacked_name(name: bytes, archive: str) -> bytes:
@@ -68,7 +70,7 @@ class Members:
 
     Args:
         names: of the members, sorted.
-        facts: int64 [members, 6], the other attributes of `Member`.
+        facts: int64 [members, 6], the other attributes of `Member` but the last.
     """
 
     def __init__(self, names: list[bytes], facts: npt.NDArray[np.int64]) -> None:
@@ -76,21 +78,26 @@ class Members:
 
     @classmethod
     def of(cls, found: Iterable[Member], archive: str) -> Members:
-        """Sort the members of an archive.
+        """Sort the members of an archive; a hard link to one before it has that one's range.
 
         Raises:
             UsageError: two have one name.
         """
-        names, facts = list[bytes](), array("q")
-        for name, *numbers in found:
-            names.append(name)
-            facts.extend(numbers)
+        names, facts, links = list[bytes](), array("q"), list[Member]()
+        for member in found:
+            names.append(member.name)
+            facts.extend(member[1:-1])
+            if member.target:
+                links.append(member)
         order = sorted(range(len(names)), key=names.__getitem__)
         members = cls([names[number] for number in order], np.array(facts).reshape(-1, _FACTS)[order])
         for number, (one, other) in enumerate(pairwise(members._names)):
             if one == other and not one.endswith(b"/"):
                 where = f"at bytes {members[number].start} and {members[number + 1].start}"
                 raise UsageError(f"{archive}: two members are called {shown(one)}, {where}: remove one")
+        for link in links:
+            if (file := members.find(link.target)) and file.start < link.start:
+                members._facts[bisect_left(members._names, link.name)] = file[1:-1]
         return members
 
     def __getitem__(self, number: int) -> Member:

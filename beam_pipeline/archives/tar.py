@@ -13,9 +13,11 @@ from beam_pipeline.errors import UsageError
 
 BLOCK = 512
 Read = Callable[[int, int], bytes]
-_SPARSE, _WITHOUT_DATA, _OF_NEXT = b"S", b"123456", b"LKxgVN"  # types of members; some say more of the next one
+_HARD, _SPARSE, _WITHOUT_DATA, _OF_NEXT = b"1", b"S", b"123456", b"LKxgVN"  # types; some say more of the next member
 _MAX_HEADER_BYTES = 1 << 20  # of a long name or pax records: paths have some 4 kB
 _MAX_TAIL = 1 << 20  # behind the end: padding; there the next of two joined archives may begin
+_EMPTY_BYTES = 20 * BLOCK  # of a tar file without members
+_MAX_SEARCH = 1 << 20  # for any header, where there is none at the start
 _RECORD = re.compile(rb"(\d{1,7}) ([^=\n]+)=")
 _MAY_BE_A_CLASS = re.compile(rb"[^/]+(?:/[^/]+)?\.tar", re.IGNORECASE | re.DOTALL)  # or one of a split
 
@@ -35,8 +37,8 @@ def members(read: Read, size: int, archive: str) -> Iterator[Member]:
 
 
 def _members(read: Read, at: int, end: int, archive: str, inside: bytes) -> Iterator[Member]:
-    begin, long_name, pax = at, b"", dict[bytes, bytes]()
-    what = f"{shown(inside)} in {archive}" if inside else archive
+    begin, pax = at, dict[bytes, bytes]()
+    what = f"{shown(inside[:-1])} in {archive}" if inside else archive
     while any(header := read(at, min(end, at + BLOCK))):
         if not _is_header(header):
             raise _corrupt(what, f"no header at byte {at}" if at > begin else "it doesn't begin with a header")
@@ -50,36 +52,45 @@ def _members(read: Read, at: int, end: int, archive: str, inside: bytes) -> Iter
         if kind in _OF_NEXT and size > _MAX_HEADER_BYTES:
             raise _corrupt(what, f"the header at byte {at} has {size} bytes")
         at = data + -(-(stop - data) // BLOCK) * BLOCK
-        if kind == b"L":
-            long_name = read(data, stop).partition(b"\0")[0]
-        elif kind == b"x":
-            pax = _records(read(data, stop))
         if kind in _OF_NEXT:
+            pax |= _of_next(kind, read(data, stop))
             continue
-        raw = pax.get(b"path") or long_name or _name(header)
-        is_sparse, long_name = kind == _SPARSE or any(key.startswith(b"GNU.sparse") for key in pax), b""
+        raw = pax.get(b"path") or _name(header)
+        target = pax.get(b"linkpath") or header[157:257].partition(b"\0")[0]
+        is_sparse = kind == _SPARSE or any(key.startswith(b"GNU.sparse") for key in pax)
         pax.clear()
         is_folder = kind == b"5" or (kind == b"\0" and raw.endswith(b"/"))
-        if not (name := unpacked_name(raw + b"/" * is_folder, archive)):
+        name = inside + unpacked_name(raw + b"/" * is_folder, archive)
+        if name == inside:
             continue
-        name = inside + b"/" * bool(inside) + name
         if is_folder:
             yield Member(name, data, data)
+        elif kind == _HARD and target:
+            yield Member(name, data, data, method=LINK, target=inside + unpacked_name(target, archive))
         elif kind in _WITHOUT_DATA + b"DM" or is_sparse:
             yield Member(name, data, data, method=LINK)
         else:
             yield Member(name, data, stop, size, size, PLAIN)
-            if not inside and _MAY_BE_A_CLASS.fullmatch(name):
+            if not inside and _MAY_BE_A_CLASS.fullmatch(name) and is_tar(read, data, stop):
                 yield Member(name + b"/", data, data)
-                yield from _members(read, data, stop, archive, name)
+                yield from _members(read, data, stop, archive, name + b"/")
     if not header:
         raise _corrupt(what, "it has no end")
-    if end - at > _MAX_TAIL:  # zeros where an interrupted download left a gap
+    if end - at > (_MAX_TAIL if at > begin else _EMPTY_BYTES):  # zeros where an interrupted download left a gap
         raise _corrupt(what, f"{end - at} bytes follow its end at byte {at}")
     for after in range(at, end, BLOCK):
         if _is_header(read(after, min(end, after + BLOCK))):
             fix = "take them apart, or unpack it by tar --ignore-zeros"
             raise UsageError(f"{what}: behind its end, at byte {after}, another tar file begins: {fix}")
+
+
+def is_tar(read: Read, start: int, stop: int) -> bool:
+    """Whether a file is a tar file, even a truncated or corrupt one: not if there is no header in its first MB."""
+    header = read(start, min(stop, start + BLOCK))
+    if len(header) < BLOCK or not any(header) or header[257:262] == b"ustar":
+        return True
+    blocks = range(start, min(stop, start + _MAX_SEARCH), BLOCK)
+    return any(_is_header(read(at, min(stop, at + BLOCK))) for at in blocks)
 
 
 def _is_header(header: bytes) -> bool:
@@ -112,10 +123,12 @@ def _name(header: bytes) -> bytes:
     return prefix + b"/" + name if prefix else name
 
 
-def _records(data: bytes) -> dict[bytes, bytes]:
-    """pax records: `LENGTH KEY=VALUE\\n`, the length of all of it."""
-    records, at = {}, 0
-    while match := _RECORD.match(data, at):
+def _of_next(kind: bytes, data: bytes) -> dict[bytes, bytes]:
+    """What an extra header tells of the next member: GNU's long names; pax records, `LENGTH KEY=VALUE\\n`."""
+    if kind in b"LK":
+        return {b"path" if kind == b"L" else b"linkpath": data.partition(b"\0")[0]}
+    records, at = dict[bytes, bytes](), 0
+    while kind == b"x" and (match := _RECORD.match(data, at)):
         stop = at + int(match[1])
         if stop <= match.end():
             break

@@ -8,16 +8,17 @@ import re
 import sys
 import threading
 import zlib
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from concurrent.futures import Future
 from contextlib import suppress
+from itertools import accumulate, islice
 from typing import IO
 
 import msgspec
 
 from beam_pipeline import storage
 from beam_pipeline.archives import tar, zip
-from beam_pipeline.archives.members import FOLDER, LINK, Member, Members
+from beam_pipeline.archives.members import LINK, Member, Members
 from beam_pipeline.archives.tar import Read
 from beam_pipeline.config import Config
 from beam_pipeline.errors import MissingFileError
@@ -53,7 +54,7 @@ class Tree:
     def __init__(self, saved_url: str, deadline_s: float) -> None:
         self._saved_url, self._deadline_s = saved_url, deadline_s
         self._lock = threading.Lock()
-        self._names: dict[str, frozenset[str]] = {}
+        self._names: dict[str, list[str]] = {}
         self._archives: dict[str, Future[tuple[ListedFile, Members] | None]] = {}
 
     def names(self, url: str) -> list[str]:
@@ -72,36 +73,41 @@ class Tree:
         for member in members.files(folder):
             yield _listed(archive, member, len(folder))
 
-    def stat(self, url: str) -> ListedFile | None:
-        """As `Storage.stat`, also of an archive itself."""
-        if (found := self._within(url)) is None or not found[2]:
-            return self._store(url).stat(url)
-        archive, members, folder = found
-        member = members.find(folder[:-1])
-        return _listed(archive, member, 0) if member and member.method not in (FOLDER, LINK) else None
+    def unpacked(self, url: str, folder: str, wanted: Collection[str]) -> Iterator[tuple[str, ListedFile]]:
+        """(URL when unpacked, file) of the files below a folder, as if each archive were a folder of its name.
+
+        Args:
+            url, folder: where it is, now and when archives are unpacked.
+            wanted: URLs of such folders; archives that are none of these aren't opened.
+        """
+        for file in self.files(url):
+            path = f"{folder}/{file.path}"
+            yield path, file
+            if SUFFIX.search(path) and path[:-4] in wanted and self.is_archive(url, file.path):
+                yield from self.unpacked(f"{url}/{file.path}", path[:-4], wanted)
+
+    def places(self, folder: str) -> list[str]:
+        """The URL of a folder, or if there is none, those of the archives that become it."""
+        parent, _, name = folder.rpartition("/")
+        if parent not in self._names:
+            self._names[parent] = self.names(parent)
+        archives = [each for each in self._names[parent] if name and each[:-4] == name and SUFFIX.search(each)]
+        return [f"{parent}/{each}" for each in archives if f"{name}/" not in self._names[parent]] or [folder]
+
+    def is_packed(self, top: str, folder: str) -> bool:
+        """Whether a folder, `top` or below it, is in an archive, or is one when that is unpacked."""
+        above = accumulate(folder[len(top) + 1 :].split("/"), storage.join, initial=top)
+        return self.is_folder(folder) or any(self.places(each) != [each] for each in islice(above, 1, None))
 
     def is_archive(self, folder_url: str, name: str) -> bool:
-        """Whether a name in a folder, as `names` gives it, is that of an archive."""
-        if not SUFFIX.search(name):
-            return False
-        found = self._within(folder_url)
-        return found is None or (name[-4:].lower() == ".tar" and found[1].has(found[2] + _encoded(name) + b"/"))
-
-    def archives(self, folder_url: str) -> frozenset[str]:
-        """The names of the archives in a folder, listed once."""
-        if folder_url not in self._names:
-            names = frozenset(name for name in self.names(folder_url) if self.is_archive(folder_url, name))
-            self._names[folder_url] = names
-        return self._names[folder_url]
-
-    def packed(self, top: str, url: str) -> str:
-        """Where a file below `top` is if its first folder there is packed as an archive of that name; else `url`."""
-        folder, slash, rest = url[len(top) + 1 :].partition("/")
-        if slash and url.startswith(f"{top}/"):
-            for suffix in (".tar", ".zip"):
-                if folder + suffix in self.archives(top):
-                    return f"{top}/{folder}{suffix}/{rest}"
-        return url
+        """Whether a file is an archive by its content, even a truncated or corrupt one."""
+        if found := self._within(folder_url):
+            return found[1].has(found[2] + _encoded(name) + b"/")
+        store, url = self._store(folder_url), storage.join(folder_url, name)
+        read, size = functools.partial(store.read, url), store.size(url)
+        if url[-3:].lower() == "zip":
+            return zip.is_zip(read, size)
+        return tar.is_tar(_Blocks(read, size, _LOCAL_BLOCK_BYTES), 0, size)
 
     def is_folder(self, url: str) -> bool:
         """Whether a URL is that of an archive, or of a folder in one."""

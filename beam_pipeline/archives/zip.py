@@ -60,12 +60,16 @@ def members(read: Callable[[int, int], bytes], size: int, archive: str) -> Itera
             yield Member(name, start, stop, info.file_size, info.compress_size, method, info.CRC)
 
 
+def is_zip(read: Callable[[int, int], bytes], size: int) -> bool:
+    """Whether a file is a zip file, even a truncated one, by its first or last bytes."""
+    return read(0, min(size, 2)) in (b"PK", b"") or b"PK\5\6" in read(max(0, size - _TAIL_BYTES), size)
+
+
 def _name(info: zipfile.ZipInfo) -> bytes:
     """A member's name as unzip writes it."""
-    if info.create_system == _UNIX and not info.flag_bits & _IS_UTF8:
-        # zipfile takes it for CP437; but on Unix and macOS it is in the bytes of the file system.
-        return info.orig_filename.partition("\0")[0].encode("cp437")
     name = info.filename
+    if not name.isascii() and info.create_system == _UNIX and not info.flag_bits & _IS_UTF8:
+        return name.encode("cp437")  # as which zipfile took it; but on Unix it is in the bytes of the file system
     return (name.replace("\\", "/") if info.create_system == _FAT and "/" not in name else name).encode()
 
 

@@ -10,6 +10,7 @@ from msgspec import UNSET, UnsetType
 
 from beam_pipeline.cli.progress import duration
 from beam_pipeline.config import Config
+from beam_pipeline.inputs.folders import split_word
 from beam_pipeline.schema.job import Excluded, Plan, PlannedJob, Skipped, as_run
 from beam_pipeline.schema.manifest import ALREADY_PUBLISHED, PUBLISHED, Manifest
 from beam_pipeline.text import first_few, plural, size_text
@@ -124,7 +125,7 @@ def _skipped(skipped: Skipped) -> list[str]:
         if hidden:
             lines.append(f"{plural(hidden, noun)} skipped: hidden, or in a system's folder")
     if skipped.links:
-        lines.append(f"{plural(skipped.links, 'image')} skipped: a link, a device or a sparse file in an archive")
+        lines.append(f"{plural(skipped.links, 'image')} skipped: a symbolic link or a sparse file in an archive")
     return lines
 
 
@@ -139,6 +140,9 @@ def warnings(config: Config, manifest: Manifest) -> list[str]:
             "images were touched, copied or moved since this version was published: their etags or mtimes differ from "
             "run.json; --repair compares their contents"
         )
+    if config.layout != "manifest" and not config.folders_are_classes and all(map(split_word, classes)):
+        are = f"the only {'class is' if len(classes) == 1 else 'classes are'} {first_few([*map(repr, classes)])}"
+        lines.append(f"{are}, a name of splits: if the labels are in a table, give it by --layout manifest")
     run = as_run(manifest.run)
     lines += _unmatched(run.excluded)
     bits = run.bits_used

@@ -8,7 +8,7 @@ from collections import Counter
 from itertools import chain, islice
 
 from beam_pipeline import storage
-from beam_pipeline.archives.tree import tree
+from beam_pipeline.archives.tree import SUFFIX, tree
 from beam_pipeline.config import Config, wrong
 from beam_pipeline.errors import UsageError
 from beam_pipeline.inputs.folders import (
@@ -71,7 +71,7 @@ def check_input(config: Config) -> None:
             f"{plural(summary.suffixes.total(), 'file')} without an image suffix, {summary.hidden} hidden); "
             f"images end in {', '.join(sorted(config.extensions))}, or give --extensions any"
         )
-        if packed := _packed(summary):
+        if packed := _packed(config, summary):
             what = packed.replace("instead", "in its folders instead")
         raise wrong("--input", config.input, what)
 
@@ -107,8 +107,8 @@ def _check_level(config: Config, folders: list[ClassFolder]) -> bool:
         folder, below = next(iter(nested.items()), ("", set()))
         is_one = len({folder.label for folder in folders}) == 1 or (len(nested) == 1 and len(names) == len(prefixes))
         if nested and not level and (is_one if not flat else len(names) == 2 and len(below) > 1):
-            folder = folder[:-1]
-            fix = up if of_splits else f"give --input {storage.join(config.input, folder)!r}"
+            fix = up if of_splits else f"give --input {storage.join(config.input, folder[:-1])!r}"
+            folder = SUFFIX.sub("", folder[:-1])
             what = f"all images of {'' if flat else 'its only '}class {folder!r} are in {hold}"
             fix = f"if these are the classes {fix}"
             raise wrong("--input", config.input, f"{what}: {fix}; if {folder!r} is one give --folders_are_classes")
@@ -146,11 +146,14 @@ def _first_images(config: Config, url: str) -> tuple[list[str], bool]:
     return [path for path in files if why_skipped(path, config.extensions) is None], len(files) < _FILES_SEEN
 
 
-def _packed(summary: ListingSummary) -> str:
-    """That there are archives where there should be images, and how they are unpacked; "" if none is."""
+def _packed(config: Config, summary: ListingSummary) -> str:
+    """That there are archives where there should be images, and what is unpacked; "" if none is."""
     endings = {ending[ending.rindex(".") :] for ending in _COMPRESSED} | {".tar", ".zip"}
     suffix, count = max(((ending, summary.suffixes[ending]) for ending in sorted(endings)), key=lambda item: item[1])
     unpack = 'unzip "$f" -d' if suffix == ".zip" else 'tar -xf "$f" -C'
+    if tree(config).is_folder(config.input):
+        what = f"{plural(count, f'{suffix} file')} instead of images, which can't be read inside an archive"
+        return f"{what}: unpack it and give the folder, with these files as they are" if count else ""
     each = f'for f in *{suffix}; do mkdir "${{f%%.*}}" && {unpack} "${{f%%.*}}"; done'
     return f"{plural(count, f'{suffix} file')} instead of images; unpack each: {each}" if count else ""
 
@@ -168,14 +171,15 @@ def _why_no_classes(config: Config, summary: ListingSummary) -> str:
     """The expected layout, what is there instead, and the likely reason."""
     of_splits = config.layout == "split_class_folders"
     wanted = "DIR/SPLIT/CLASS/image.jpg" if of_splits else "DIR/CLASS/image.jpg"
-    if packed := _packed(summary):
+    if packed := _packed(config, summary):
         return packed
     files = [file.path for file in islice(tree(config).files(config.input), _MAX_FILES_READ)]
     direct = sum("/" not in path and why_skipped(path, config.extensions) is None for path in files)
     parent, _, name = config.input.rpartition("/")
     if direct and parent and not parent.endswith("/") and not of_splits:
         many = plural(direct, "image") + " or more" * (len(files) == _MAX_FILES_READ)
-        return f"{many} directly in it; if {name!r} is a class, give --input {parent!r}, else sort them into {wanted}"
+        fix = f"give --input {parent!r}, else sort them into {wanted}, or list them in a --layout manifest"
+        return f"{many} directly in it; if {name!r} is a class, {fix}"
     if hidden := summary.counts[HIDDEN_FOLDERS]:
         return f"looked for {wanted}, found only {plural(hidden, 'hidden folder')}"
     if files and of_splits:

@@ -176,9 +176,18 @@ def _class_level(config: Config, prefix: str, summary: ListingSummary) -> dict[s
 
     Raises:
         UsageError: archives next to folders, probably what was unpacked from them: every image would be there twice.
+            A file next to archives is none by its content; where all are files, that shows when they are listed.
     """
     archives: list[str] = []
     names = folder_names(config, prefix, summary, archives)
+    url, tree = _url_of(config, prefix), archives_tree(config)
+    others = [name for name in archives if not tree.is_archive(url, name)] if names or tree.is_folder(url) else []
+    archives = [name for name in archives if name not in others]
+    if others and archives and not names:
+        what = f"{prefix + others[0]!r} is no archive, as {archives[0]!r} is"
+        raise UsageError(f"--input {config.input!r}: {what}: copy it again, or leave it out")
+    for name in others:
+        summary.skip(OTHER_SUFFIX, name)
     if names and archives:
         raise UsageError(
             f"--input {config.input!r}: archive {prefix + archives[0]!r} is next to folder {prefix + names[0]!r}: "
@@ -217,10 +226,9 @@ def split_word(name: str) -> str | None:
 
 def folder_names(config: Config, prefix: str, summary: ListingSummary, archives: list[str] | None = None) -> list[str]:
     """Names of the visible folders directly inside one of the input, sorted; archives go to `archives`, if given."""
-    url = storage.join(config.input, prefix[:-1]) if prefix else config.input
-    folders, tree = [], archives_tree(config)
-    for name in tree.names(url):
-        if archives is not None and not _is_hidden(name) and tree.is_archive(url, name):
+    folders = []
+    for name in archives_tree(config).names(_url_of(config, prefix)):
+        if archives is not None and not _is_hidden(name) and SUFFIX.search(name):
             archives.append(name)
         elif not name.endswith("/"):
             summary.skip(why_skipped(name, config.extensions) or OUTSIDE_CLASSES, name)
@@ -229,6 +237,10 @@ def folder_names(config: Config, prefix: str, summary: ListingSummary, archives:
         else:
             folders.append(name[:-1])
     return sorted(folders)
+
+
+def _url_of(config: Config, prefix: str) -> str:
+    return storage.join(config.input, prefix[:-1]) if prefix else config.input
 
 
 def list_images(config: Config, folder: ClassFolder, summary: ListingSummary) -> Iterator[ImageRef]:

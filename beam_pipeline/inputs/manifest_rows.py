@@ -15,14 +15,14 @@ import math
 import os
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from itertools import chain, islice
 from typing import Any
 
 from beam_pipeline import storage
 from beam_pipeline.archives.tree import tree
 from beam_pipeline.config import Config, feature_columns, name_and_type
-from beam_pipeline.errors import UsageError
+from beam_pipeline.errors import StorageError, UsageError
 from beam_pipeline.inputs.references import ImageRef, class_name, image_url, labels_spelling, ref_maker
 from beam_pipeline.schema import BOX_NAME, NAME_PATTERN, example, is_utf8, relative_path_bytes
 from beam_pipeline.schema.manifest import Column
@@ -67,7 +67,7 @@ def read_header(url: str, deadline_s: float) -> tuple[str, ...]:
 def row_refs(config: Config) -> Iterator[ImageRef]:
     """References of the rows of `--manifest`, streamed: 15 to 25 µs each.
 
-    A remote image whose row lacks `bytes` has size -1 until its folder is listed, see `folder_to_list`.
+    A remote image whose row lacks `bytes`, or one in an archive, has size -1 until it is listed, see `note_folders`.
 
     Raises:
         UsageError: a row can't be read; names its line.
@@ -176,9 +176,7 @@ class _RowParser:
         self._spelled = labels_spelling(config)
         self._known = frozenset(config.header)
         headings = {name_and_type(heading)[0]: heading for heading in config.header}
-        self._tree, top = tree(config), config.input
-        # Then each row's size, given or not, is that of the member.
-        self._has_archives = storage.is_local(top) and (self._tree.is_folder(top) or bool(self._tree.archives(top)))
+        self._packed, self._may_list = dict[str, bool](), True
         self._features = [(headings[column.name], column, _encoder(column)) for column in config.columns]
 
     def parse(self, cells: list[str] | dict[str, Any]) -> ImageRef:
@@ -199,14 +197,30 @@ class _RowParser:
             _read(cells, heading, column.name, f"{column.dtype}{'[]' * column.list}", encode)
             for heading, column, encode in self._features
         )
-        part = None
-        if storage.is_local(url) and (size == _UNKNOWN_SIZE or self._has_archives):
-            file = self._tree.stat(url) or self._tree.stat(self._tree.packed(self._config.input, url))
-            size, etag, part = (file.bytes, etag or file.etag, file.part) if file else (0, etag, None)
+        is_here = storage.is_local(url)
+        if (is_here or size != _UNKNOWN_SIZE) and self._is_packed(url):
+            size = _UNKNOWN_SIZE  # until the archive is listed
+        elif is_here and size == _UNKNOWN_SIZE:
+            file = storage.open_storage(url).stat(url)
+            size, etag = (file.bytes, etag or file.etag) if file else (0, etag)
         elif size == _UNKNOWN_SIZE and storage.scheme_of(url) == "http":
             raise ValueError(f"{url} needs its size, which http:// and https:// don't list: give it in a column bytes")
         # Relative even if the row holds the full URL.
-        return self._make(url.removeprefix(f"{self._config.input}/"), size, etag, label, split, features, part)
+        return self._make(url.removeprefix(f"{self._config.input}/"), size, etag, label, split, features)
+
+    def _is_packed(self, url: str) -> bool:
+        """Whether an image is in an archive: its folder isn't here; a remote one is as its first folder's first row."""
+        (folder, _, _), top = url.rpartition("/"), self._config.input
+        if not url.startswith(f"{top}/") or "/../" in url:
+            return False
+        is_here = storage.is_local(top)
+        key = folder if is_here else folder[len(top) + 1 :].partition("/")[0]
+        if key not in self._packed and not (is_here and os.path.isdir(folder)) and self._may_list:
+            try:
+                self._packed[key] = tree(self._config).is_packed(top, folder)
+            except StorageError:  # sizes may be given because listing is refused
+                self._may_list = False
+        return self._packed.setdefault(key, False)
 
     def _label(self, cell: Any) -> str:
         label = self._spelled(class_name(cell, "label"))
@@ -328,45 +342,62 @@ def _list_values(cell: Any, dtype: str) -> Sequence[Any]:
     return text.split(";") if dtype == "bytes" else _NUMBER_SEPARATORS.split(_LAST_SEPARATOR.sub("", text))
 
 
-def folder_to_list(config: Config, ref: ImageRef) -> str | None:
-    """The folder whose listing holds the size of a row's image; None if the size is known.
+def note_folders(config: Config, refs: Iterable[ImageRef], to_list: dict[str, set[str]]) -> None:
+    """Add what must be listed for the sizes of rows' images: a folder → the folders in it that hold them.
 
     That is the first folder below the input, or below the bucket of another input: few listings, however many rows.
     """
-    if ref.part or (ref.source_bytes != _UNKNOWN_SIZE and not tree(config).is_folder(config.input)):
-        return None
-    url, top = image_url(config, ref.path), config.input
-    if not url.startswith(f"{top}/"):
-        top = "/".join(url.split("/", 3)[:3])
-    folder, slash, _ = url[len(top) + 1 :].partition("/")
-    return storage.join(top, folder) if slash else top
+    for ref in refs:
+        if ref.source_bytes != _UNKNOWN_SIZE:
+            continue
+        url, top = image_url(config, ref.path), config.input
+        if not url.startswith(f"{top}/"):
+            top = "/".join(url.split("/", 3)[:3])
+        first, slash, _ = url[len(top) + 1 :].partition("/")
+        holding = to_list.setdefault(storage.join(top, first) if slash else top, set())
+        while len(url := url.rpartition("/")[0]) > len(top) and url not in holding:
+            holding.add(url)
 
 
-def listed_refs(config: Config, folder: str) -> Iterator[ImageRef]:
-    """References of all files below a folder, with sizes and etags but without labels."""
-    files = tree(config).files(folder)
-    first = next(files, None)
-    if first is None and (packed := tree(config).packed(config.input, f"{folder}/")) != f"{folder}/":
-        files = tree(config).files(packed)
-    for file in chain(filter(None, [first]), files):
-        path = storage.join(folder, file.path).removeprefix(f"{config.input}/")
+def listed_refs(config: Config, folder: str, holding: Collection[str]) -> Iterator[ImageRef]:
+    """References of all files below a folder, with sizes and etags, without labels; archives become `holding`."""
+    archives, is_inside = tree(config), folder.startswith(f"{config.input}/")
+    files = iter(()) if is_inside and storage.is_local(folder) else archives.unpacked(folder, folder, holding)
+    if (first := next(files, None)) is None and is_inside:
+        files = chain.from_iterable(archives.unpacked(url, folder, holding) for url in archives.places(folder))
+    for url, file in chain(filter(None, [first]), files):
+        path = url.removeprefix(f"{config.input}/")
         yield ImageRef(path, file.bytes, file.etag, "", "", order_key(path, config.seed), part=file.part)
 
 
 def fill_in_size(ref: ImageRef, listed: ImageRef | None) -> ImageRef:
     """A row's reference with the size of its listed file; 0 bytes if there is none, which is rejected when read."""
     if ref.source_bytes != _UNKNOWN_SIZE:
-        return ref._replace(part=listed.part) if listed else ref
+        return ref
     size, etag, part = (listed.source_bytes, listed.etag, listed.part) if listed else (0, "", None)
     return ref._replace(source_bytes=size, etag=ref.etag or etag, part=part)
 
 
+def by_path(listed: Iterable[ImageRef]) -> dict[str, ImageRef]:
+    """Listed files by their paths; one in a folder before one in an archive.
+
+    Raises:
+        UsageError: it is in two archives.
+    """
+    found: dict[str, ImageRef] = {}
+    for ref in listed:
+        other = found.get(ref.path)
+        if ref.part and other and other.part and ref.part != other.part:
+            where = " and in ".join(sorted(repr(part.url) for part in (ref.part, other.part)))
+            raise UsageError(f"--manifest: path {ref.path!r} is in {where}: keep one")
+        if not (other and ref.part):
+            found[ref.path] = ref
+    return found
+
+
 def rows_with_sizes(config: Config) -> Iterator[ImageRef]:
-    """References of all rows with their sizes, listed in this process, streamed."""
-    listed: dict[str, ImageRef] = {}
-    folders: set[str] = set()
-    for ref in row_refs(config):
-        if (folder := folder_to_list(config, ref)) and folder not in folders:
-            folders.add(folder)
-            listed |= {file.path: file for file in listed_refs(config, folder)}
-        yield fill_in_size(ref, listed.get(ref.path))
+    """References of all rows with their sizes, listed in this process."""
+    to_list: dict[str, set[str]] = {}
+    note_folders(config, row_refs(config), to_list)
+    listed = by_path(ref for folder, holding in to_list.items() for ref in listed_refs(config, folder, holding))
+    yield from (fill_in_size(ref, listed.get(ref.path)) for ref in row_refs(config))

@@ -134,27 +134,28 @@ def _counted(summary: ListingSummary) -> beam.pvalue.TaggedOutput:
 
 @reports_errors
 def _read_rows(_: Any, config: Config) -> Iterator[Any]:
-    """(bucket, `Page`) of a manifest's rows; to the output `_FOLDERS` (folder whose sizes are listed, buckets).
+    """(bucket, `Page`) of a manifest's rows; to the output `_FOLDERS` what is listed for sizes, see `_list_sizes`.
 
     One worker reads them all, and stops before more are grouped than there is memory for.
     """
     check_versions(config)
     url = config.manifest
     buckets = 1 + storage.open_storage(url, config.io_deadline).size(url) // _BUCKET_BYTES
-    images, known = 0, set[str]()
+    images, to_list = 0, dict[str, set[str]]()
     for bucket, page in _by_bucket(manifest_rows.row_refs(config), buckets):
         images += len(page)
         limits.check(images, config.context.max_references)
-        to_list = {folder for ref in page if (folder := manifest_rows.folder_to_list(config, ref))} - known
-        known |= to_list
-        yield from (beam.pvalue.TaggedOutput(_FOLDERS, (folder, buckets)) for folder in sorted(to_list))
+        manifest_rows.note_folders(config, page, to_list)
         yield bucket, page
+    for folder, holding in sorted(to_list.items()):
+        yield beam.pvalue.TaggedOutput(_FOLDERS, (folder, sorted(holding), buckets))
 
 
 @reports_errors
-def _list_sizes(to_list: tuple[str, int], config: Config) -> Iterator[KeyedPage]:
-    folder, buckets = to_list
-    return _by_bucket(manifest_rows.listed_refs(config, folder), buckets)
+def _list_sizes(to_list: tuple[str, list[str], int], config: Config) -> Iterator[KeyedPage]:
+    """(bucket, `Page`) of the files below a folder, without labels; in archives those of the folders that hold rows."""
+    folder, holding, buckets = to_list
+    return _by_bucket(manifest_rows.listed_refs(config, folder, frozenset(holding)), buckets)
 
 
 def _by_bucket(refs: Iterator[ImageRef], buckets: int) -> Iterator[KeyedPage]:
@@ -176,7 +177,7 @@ def _join_sizes(bucket: Pages, config: Config) -> Iterator[Any]:
             raise _repeated(config, ref, rows[ref.path])
         rows[ref.path] = ref
     files = chain.from_iterable(page for page in bucket[1] if not page[0].label)
-    listed = {ref.path: ref for ref in files if ref.path in rows}
+    listed = manifest_rows.by_path(ref for ref in files if ref.path in rows)
     refs = (manifest_rows.fill_in_size(ref, listed.get(ref.path)) for ref in rows.values())
     yield from _pages(refs, ListingSummary(), config)
 

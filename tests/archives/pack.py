@@ -65,6 +65,21 @@ FORMS: dict[str, tuple[Callable[[Files], Files], str]] = {
     "folder of zips": (lambda files: {f"in/{name}": data for name, data in each(zipped, ".zip")(files).items()}, "in"),
 }
 
+# The same for rows below a/b/ in that input.
+DEEP: dict[str, tuple[Callable[[Files], Files], str]] = {
+    "tar of tars in a folder": (lambda files: {"in/a/b.tar": tarred(each(tarred, ".tar")(files))}, "in"),
+    "tar of tars in the input": (lambda files: {"in/a.tar": tarred(_below("b/", each(tarred, ".tar")(files)))}, "in"),
+    "tar in a tar": (lambda files: {"in/a.tar": tarred({"b.tar": tarred(files)})}, "in"),
+    "tars at the third level": (lambda files: _below("in/a/b/", each(tarred, ".tar")(files)), "in"),
+    "zips at the third level": (lambda files: _below("in/a/b/", each(zipped, ".zip")(files)), "in"),
+    "zip in the input": (lambda files: {"in/a.zip": zipped(_below("b/", files))}, "in"),
+    "zip of a folder": (lambda files: {"in/a/b.zip": zipped(files)}, "in"),
+}
+
+
+def _below(folder: str, files: Files) -> Files:
+    return {f"{folder}{name}": data for name, data in files.items()}
+
 
 def read_folder(folder: Path) -> dict[str, bytes]:
     """The files of a folder, and its folders, with a slash at the end."""

@@ -81,22 +81,41 @@ def test_an_archive_gives_the_images_classes_and_skipped_files_of_its_folder(
     assert skipped(config(f"{bucket.url}/{url}")) == skipped(config(folder))
 
 
-@pytest.mark.parametrize("form", pack.FORMS)
+@pytest.mark.parametrize("form", {**pack.FORMS, **pack.DEEP})
 @pytest.mark.parametrize("columns", ["path,label", "path,label,bytes"])
 @pytest.mark.parametrize("bucket", ["local", "gs"], indirect=True)
 def test_rows_name_members_as_unpacked(bucket: Bucket, folder: str, form: str, columns: str, tmp_path: Path) -> None:
-    if bucket.url.startswith("gs") and "bytes" in columns and form.startswith("folder of"):
-        pytest.skip("on object stores sizes are left to the listing")
+    files, url = {**pack.FORMS, **pack.DEEP}[form]
+    below = "a/b/" * (form in pack.DEEP)
     names = [name for name in FILES if "deep" in name]
-    rows = [f"{name},one" + f",{len(FILES[name])}" * ("bytes" in columns) for name in names]
+    rows = [f"{below}{name},one" + f",{len(FILES[name])}" * ("bytes" in columns) for name in names]
     manifest = tmp_path / "rows.csv"
     manifest.write_text("\n".join([columns, *rows]))
-    files, url = pack.FORMS[form]
-    put(bucket, files(FILES))
+    put(bucket, packed := files(FILES))
+    if any(name.startswith("in/a/") for name in packed):
+        put(bucket, {"in/a/c.tar": b"corrupt", "in/a/d.zip": b"PK, and no row needs it"})
+    if below:
+        os.rename(folder, f"{folder}.b")
+        os.makedirs(f"{folder}/a")
+        os.rename(f"{folder}.b", f"{folder}/a/b")
     more = {"layout": "manifest", "manifest": str(manifest), "header": tuple(columns.split(","))}
     listed = seen(config(f"{bucket.url}/{url}", **more))
     assert listed == seen(config(folder, **more))
     assert len(listed) == len(names)
+
+
+@pytest.mark.parametrize("bucket", ["local", "gs"], indirect=True)
+def test_a_row_of_a_folder_and_of_an_archive_is_the_folder_s_and_one_of_two_archives_an_error(
+    bucket: Bucket, tmp_path: Path
+) -> None:
+    (tmp_path / "rows.csv").write_text("path,label\ncat/1.jpg,cat\n")
+    given = config(bucket.url, layout="manifest", manifest=f"{tmp_path}/rows.csv", header=("path", "label"))
+    put(bucket, {"cat.zip": pack.zipped({"1.jpg": b"22"}), "cat.tar": pack.tarred({"1.jpg": b"333"})})
+    with pytest.raises(UsageError, match=r"path 'cat/1.jpg' is in '.*/cat.tar' and in '.*/cat.zip': keep one"):
+        seen(given)
+    tree._of_run.cache_clear()
+    put(bucket, {"cat/1.jpg": b"1"})
+    assert list(seen(given).values()) == [b"1"]
 
 
 @pytest.mark.parametrize(
@@ -167,7 +186,7 @@ def zip_link() -> bytes:
 @pytest.mark.parametrize(
     ("name", "data"),
     [
-        ("a.tar", link("cat/2.jpg", "1.jpg")), ("a.tar", link("cat/2.jpg", "cat/1.jpg", tarfile.LNKTYPE)),
+        ("a.tar", link("cat/2.jpg", "1.jpg")), ("a.tar", link("cat/2.jpg", "cat/1.jpg", tarfile.LNKTYPE)),  # behind it
         ("a.tar", link("cat/2.jpg", "", tarfile.FIFOTYPE)), ("a.tar", link("cat/2.jpg", "", b"S")),
         ("a.zip", zip_link()),
     ],
@@ -177,6 +196,66 @@ def test_links_pipes_and_sparse_files_are_counted(tmp_path: Path, name: str, dat
     counted, classes = skipped(config(str(tmp_path / name)))
     assert (counted.links, counted.hidden, classes) == (1, 0, ["cat"])
     assert [ref.path for ref in all_images(config(str(tmp_path / name)))] == ["cat/1.jpg"]
+
+
+def test_a_hard_link_is_the_file_that_it_links_to(tmp_path: Path) -> None:
+    folder = tmp_path / "in" / "cat"
+    (folder / ("long" * 20)).mkdir(parents=True)
+    (folder / ("long" * 20) / ("name" * 20 + ".jpg")).write_bytes(b"1" * 700)
+    for number in range(3):  # with a short name, a long one, and in another folder
+        name = ("2.jpg", "name" * 50 + ".jpg", "long" * 20 + "/3.jpg")[number]
+        os.link(folder / ("long" * 20) / ("name" * 20 + ".jpg"), folder / name)
+    for number, format in enumerate((tarfile.GNU_FORMAT, tarfile.PAX_FORMAT)):
+        with tarfile.open(tmp_path / f"{number}.tar", "w", format=format) as archive:
+            archive.add(folder.parent, ".")
+        with tarfile.open(tmp_path / "cat.tar", "w", format=format) as archive:
+            archive.add(folder, "")
+        with tarfile.open(tmp_path / f"outer{number}.tar", "w", format=format) as archive:
+            archive.add(tmp_path / "cat.tar", "cat.tar")
+        for name in (f"{number}.tar", f"outer{number}.tar"):
+            assert seen(config(str(tmp_path / name))) == seen(config(str(folder.parent)))
+            assert skipped(config(str(tmp_path / name)))[0].links == 0
+
+
+# --- what is called .tar or .zip and is none
+
+JUNK = b"\x80\x02}q\x00(X\x05\x00\x00\x00epoch" * 500
+PAGE = b"<!DOCTYPE html>" + b" " * 5000
+
+
+@pytest.mark.parametrize("form", ["folder", "zip", "stored zip", "tar", "pax tar of ."])
+@pytest.mark.parametrize("bucket", ["local", "gs"], indirect=True)
+def test_what_is_called_an_archive_and_is_none_is_counted_with_the_other_files(bucket: Bucket, form: str) -> None:
+    files = {"cat/1.jpg": b"1", "cat/model.tar": JUNK, "model.tar": JUNK, "cat/page.zip": PAGE, "page.zip": PAGE}
+    packed, url = pack.FORMS.get(form, (dict, ""))
+    put(bucket, packed(files))
+    given = config(f"{bucket.url}/{url}".rstrip("/"))
+    check_input(given)
+    counted, classes = skipped(given)
+    assert (counted.suffixes, counted.outside_classes, classes) == ({".tar": 2, ".zip": 2}, 0, ["cat"])
+    assert list(seen(given).values()) == [b"1"]
+
+
+@pytest.mark.parametrize("data", [JUNK, PAGE, b"", b"1", bytes(20_000)], ids=["junk", "page", "empty", "byte", "zeros"])
+@pytest.mark.parametrize("form", ["folder", "tar"])
+def test_one_of_several_class_archives_that_is_none_is_an_error(tmp_path: Path, form: str, data: bytes) -> None:
+    files = {"cat.tar": pack.tarred({"1.jpg": b"1"}), "dog.tar": data}
+    for name, content in (files if form == "folder" else {"in.tar": pack.tarred(files)}).items():
+        (tmp_path / name).write_bytes(content)
+    given = config(str(tmp_path if form == "folder" else tmp_path / "in.tar"))
+    with pytest.raises(UsageError, match=r"dog\.tar") as error:
+        check_input(given)
+        list(all_images(given))
+    assert "copy it again" in str(error.value)
+
+
+@pytest.mark.parametrize("cut", [1, 400, 700, 1536])
+def test_a_truncated_archive_among_images_is_an_error(tmp_path: Path, cut: int) -> None:
+    for name in ("cat/inner.tar", "inner.tar"):
+        (tmp_path / "in.tar").write_bytes(pack.tarred({"cat/1.jpg": b"1", name: TAR[:cut]}))
+        with pytest.raises(UsageError, match=r"inner\.tar' in .*no valid tar file.*copy it again"):
+            check_input(config(f"{tmp_path}/in.tar"))
+            tree._of_run.cache_clear()
 
 
 # --- what is refused
@@ -273,6 +352,48 @@ def test_a_folder_that_is_called_like_an_archive_is_a_folder(tmp_path: Path) -> 
         ClassFolder("cat.tar/", "cat.tar", None, "cat.tar/"),
         ClassFolder("dog/", "dog", None, "dog/"),
     ]
+
+
+@pytest.mark.parametrize(
+    ("files", "what"),
+    [
+        (
+            ["train/cat/1.jpg", "train/dog/1.jpg", "test/cat/1.jpg"],
+            "its folders are splits, not classes: test, train; give",
+        ),
+        (["PetImages/cat/1.jpg", "PetImages/dog/1.jpg"], "give --input 'DIR/in.zip/PetImages'; if 'PetImages' is one "),
+        (
+            ["a/a/cat/1.jpg", "a/a/dog/1.jpg"],
+            "its only class 'a' are in the sub-folders 'a': if these are the classes ",
+        ),
+        (
+            ["1.jpg"],
+            "1 image directly in it; if 'in.zip' is a class, give --input 'DIR', else sort them into DIR/CLASS/i",
+        ),
+        (
+            ["train.zip", "test.zip"],
+            "2 .zip files instead of images, which can't be read inside an archive: unpack it and ",
+        ),
+        (
+            ["train.tar"],
+            "1 .tar file instead of images, which can't be read inside an archive: unpack it and give the fo",
+        ),
+    ],
+    ids=lambda value: str(value)[:20],
+)
+def test_a_zip_of_another_shape_than_folders_of_classes_is_a_question(
+    tmp_path: Path, files: list[str], what: str
+) -> None:
+    (tmp_path / "in.zip").write_bytes(pack.zipped(dict.fromkeys(files, b"1")))
+    with pytest.raises(UsageError) as error:
+        check_input(config(f"{tmp_path}/in.zip"))
+    assert what.replace("DIR/in", f"{tmp_path}/in").replace("'DIR'", repr(str(tmp_path))) in str(error.value)
+
+
+def test_the_class_of_an_archive_is_called_as_its_folder(tmp_path: Path) -> None:
+    (tmp_path / "images.zip").write_bytes(pack.zipped({"cat/1.jpg": b"1", "dog/1.jpg": b"1"}))
+    with pytest.raises(UsageError, match=r"only class 'images' .* give --input '.*/images\.zip'; if 'images' is one"):
+        check_input(config(str(tmp_path)))
 
 
 # --- reading a member

@@ -150,6 +150,19 @@ def test_names_that_may_be_one_class_and_numbers_out_of_order_are_a_warning(name
     assert labels == [line for line in lines if "sorted as text" not in line], "the user gave this order"
 
 
+@pytest.mark.parametrize(
+    ("names", "told"),
+    [("train", "class is 'train'"), ("test train", "classes are 'test', 'train'"), ("train car", ""), ("car", "")],
+)
+def test_classes_that_are_called_as_splits_are_a_warning_unless_that_was_meant(names: str, told: str) -> None:
+    classes = names.split()
+    one = manifest(classes=classes, splits={"train": split([9] * len(classes), 1)})
+    what = f"the only {told}, a name of splits: if the labels are in a table, give it by --layout manifest"
+    assert warnings(config(splits=None), one) == [what] * bool(told)
+    assert warnings(config(splits=None, folders_are_classes=True), one) == []
+    assert warnings(config(splits=None, layout="manifest", manifest="m.csv"), one) == []
+
+
 def test_a_split_folder_without_images_and_ids_that_moved_are_a_warning() -> None:
     of_splits = config(splits=None, layout="split_class_folders", split_folders="A=train,B=validation,C=test")
     moved = dataclasses.replace(manifest(), moved_ids="class ids changed")

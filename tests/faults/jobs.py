@@ -70,7 +70,7 @@ class Job:
 
     def __init__(
         self,
-        images: Path,
+        images: Path | str,
         output: Output,
         mode: str = "in_memory",
         more: Sequence[str] = (),

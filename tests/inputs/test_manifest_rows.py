@@ -11,13 +11,14 @@ from pathlib import Path
 
 import pytest
 
+from beam_pipeline import storage
 from beam_pipeline.config import Config
 from beam_pipeline.errors import UsageError
 from beam_pipeline.inputs.manifest_rows import box_notice, read_header, row_refs
 from beam_pipeline.inputs.references import ImageRef
 from beam_pipeline.schema import example
 from tests import make
-from tests.servers import Gcs
+from tests.servers import Answer, Gcs, telling
 
 MD5 = "0123456789abcdef" * 2
 NO_LABEL = "write a name in UTF-8 without line breaks or white space around it"
@@ -354,6 +355,19 @@ def test_remote_sizes_come_from_listings_never_from_a_request_a_row(gcs: Gcs, ph
     assert sorted(reads) == sorted(f"in/{row['path']}" for row in table for _ in range(2)), "sampled and written"
     lists = [request.listed_prefix for request in since if (request.listed_prefix or "").startswith("in/")]
     assert sorted(lists) == ["in/ant/", "in/bee/", "in/cat/"]
+
+
+def test_rows_with_sizes_need_no_listing_of_a_bucket_that_refuses_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = [{"path": f"{folder}/{number}.jpg", "label": "x", "bytes": 5} for folder in "ab" for number in range(9)]
+    with telling(Answer(403, words="may not list")) as server:
+        monkeypatch.setenv("STORAGE_EMULATOR_HOST", server.url)
+        storage.storage_of.cache_clear()
+        refs = rows(jsonl(tmp_path / "m.jsonl", table), "gs://bucket/in")
+        storage.storage_of.cache_clear()
+    assert {ref.source_bytes for ref in refs} == {5}
+    assert len(server.requests) <= 1, "which would show archives"
 
 
 def test_rows_without_a_file_and_with_another_md5_or_size_are_rejects(photos: Path, tmp_path: Path) -> None:

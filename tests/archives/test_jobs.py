@@ -1,0 +1,111 @@
+"""Jobs that read archives: the dataset of the unpacked folders, also after a kill, a repair, and with a base."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests import make
+from tests.archives import pack
+from tests.faults.jobs import FLAGS, VERSION, Job, Output, Reference
+from tests.servers import Bucket
+
+NAMES = [name for name in make.ODD_NAMES if name.endswith(".jpg")]
+
+
+@pytest.fixture(scope="module")
+def files() -> dict[str, bytes]:
+    """Class folders with all kinds of names, and a file that is no image."""
+    names = [f"{label}/{name}" for label in ("größe", "dog") for name in NAMES]
+    pictures = {name: make.encoded(make.picture(seed=seed)) for seed, name in enumerate(names)}
+    return {**pictures, "dog/notes.txt": b"text", "dog/corrupt.jpg": b"no picture"}
+
+
+def put(bucket: Bucket, files: pack.Files) -> None:
+    for name, data in files.items():
+        bucket.put(name, data)
+
+
+def put_folder(bucket: Bucket, files: pack.Files) -> str:
+    put(bucket, {f"unpacked {len(files)}/{name}": data for name, data in files.items()})
+    return f"{bucket.url}/unpacked {len(files)}"
+
+
+SPLITS = (*make.TWO_SPLITS, "--max_reject_fraction", "0.1")
+
+
+@pytest.mark.parametrize(
+    ("bucket", "form"),
+    [
+        *(("local", form) for form in ("zip", "tar of tars", "folder of zips")),
+        *(("gs", "tar of tars"), ("gs", "folder of zips"), ("s3", "zip")),
+    ],
+    indirect=["bucket"],
+)
+def test_a_dataset_has_one_hash_whatever_its_images_are_packed_in(
+    bucket: Bucket, files: dict[str, bytes], form: str, tmp_path: Path
+) -> None:
+    pack_files, url = pack.FORMS[form]
+    put(bucket, pack_files(files))
+    packed = make.published(f"{bucket.url}/{url}", tmp_path / "packed", *SPLITS)
+    expected = make.published(put_folder(bucket, files), tmp_path / "folder", *SPLITS)
+    assert make.manifest(packed)["records"] == 2 * len(NAMES)
+    assert make.dataset_hash(packed) == make.dataset_hash(expected)
+
+
+@pytest.mark.parametrize("bucket", ["local", "gs", "s3"], indirect=True)
+def test_a_repair_and_a_base_take_an_archive_for_its_folder(
+    bucket: Bucket, files: dict[str, bytes], tmp_path: Path
+) -> None:
+    more = {**files, "dog/new.jpg": make.encoded(make.picture(seed=99))}
+    put(bucket, {"in.zip": pack.zipped(files), "more.tar": pack.tarred(more)})
+    folder = put_folder(bucket, files)
+    version = make.published(f"{bucket.url}/in.zip", tmp_path / "out", *SPLITS)
+    before = make.dataset_hash(version)
+    for damage in (make.flip_byte, Path.unlink):
+        damage(make.shard_files(version)[0])
+        for input in (f"{bucket.url}/in.zip", folder):
+            finished = make.job(input, tmp_path / "out", *SPLITS, "--repair")
+            assert finished.code == 0, finished.err
+            assert make.dataset_hash(version) == before
+    more_url = put_folder(bucket, more)
+    for name, first, then in (("zip", folder, f"{bucket.url}/more.tar"), ("folder", f"{bucket.url}/in.zip", more_url)):
+        make.published(first, tmp_path / name, *SPLITS)
+        flags = (*SPLITS, "--version", "1.1.0")
+        finished = make.job(then, tmp_path / name, *flags)
+        assert finished.code == 0 and f"1 converted, {2 * len(NAMES)} reused from 1.0.0" in finished.out, finished
+        assert make.job(then, tmp_path / f"{name} alone", *flags, "--base", "none").code == 0
+        grown, alone = [tmp_path / folder / "photos/1.1.0" for folder in (name, f"{name} alone")]
+        assert make.dataset_hash(grown) == make.dataset_hash(alone)
+
+
+@pytest.fixture(scope="module")
+def many(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """So many that the sample is a part of them: there is time to kill a job between its shards."""
+    return make.class_folders(tmp_path_factory.mktemp("many"), {"ant": 300, "bee": 300}, size=(320, 240))
+
+
+@pytest.mark.parametrize(
+    ("bucket", "form"),
+    [(place, form) for place in ("gs", "s3") for form in ("zip", "tar of tars")],
+    indirect=["bucket"],
+)
+@pytest.mark.soak
+def test_after_a_kill_the_same_command_goes_on_from_the_archive(
+    bucket: Bucket, many: Path, form: str, tmp_path: Path
+) -> None:
+    alone = Output(str(tmp_path / "alone"))
+    assert make.run("--input", many, "--output", alone.url, *FLAGS).code == 0
+    pack_files, url = pack.FORMS[form]
+    put(bucket, pack_files(make.files(many)))
+    output, images = Output(str(tmp_path / "out")), f"{bucket.url}/{url}"
+    job = Job(images, output)
+    job.wait_for_shards(3)
+    job.kill()
+    finished = output.finished_shards()
+    assert 3 <= len(finished) < 16, "killed too late to show anything"
+    result = Job(images, output).result()
+    assert (result.code, "error" in result.err) == (0, False), result
+    Reference(make.dataset_hash(Path(alone.url) / VERSION), frozenset(alone.files())).check(output, tmp_path)
+    assert finished.items() <= output.files().items(), "written again"
