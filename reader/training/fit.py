@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 import signal
+import sys
 import tempfile
 import threading
 import time
@@ -18,7 +19,7 @@ import keras
 import numpy as np
 
 from beam_pipeline.errors import ImageShardsError, UsageError, from_worker
-from beam_pipeline.text import plural
+from beam_pipeline.text import one_line, plural
 from reader.info import DatasetInfo, load_info
 from reader.position import Position
 from reader.training import out_folder, pictures, report
@@ -26,7 +27,7 @@ from reader.training.checkpoint import Checkpoints
 from reader.training.compile import LOSS, TOP_ACCURACY, compile_for
 from reader.training.devices import Devices, use_devices
 from reader.training.inputs import Inputs
-from reader.training.metrics import MAX_CLASSES, class_metrics, classes_csv, confusion_counts, confusion_csv
+from reader.training.metrics import MAX_CLASSES, confusion_counts, confusion_files
 from reader.training.models import Model, build
 from reader.training.options import Phase, Recipe, TrainOptions, make_recipe, warnings
 from reader.training.out_folder import OutFolder, open_out
@@ -64,10 +65,14 @@ class TrainResult:
         return f"{self.verdict}\n{what} accuracy {best[name]:.3f} ({epoch}): {self.out}/{out_folder.MODEL_FILE}"
 
 
+def _say_nothing(line: str) -> None:
+    """`report` of every process but the first, and if none is given."""
+
+
 def train(
     dataset: DatasetInfo | str | os.PathLike[str],
     options: TrainOptions | None = None,
-    report: Tell = lambda line: None,
+    report: Tell = _say_nothing,
     command: str = "",
 ) -> TrainResult:
     """Train an image classifier, or resume an unfinished run, and write all that comes out of it.
@@ -75,7 +80,8 @@ def train(
     Args:
         dataset: what `load_info` returned, or the URL.
         options: what to train and how; None lets the dataset decide.
-        report: is given a line at the beginning and after each epoch, such as `print`.
+        report: is given a line at the beginning and after each epoch, such as `print`; on a terminal Keras then shows
+            its progress bar, too.
         command: the command line, for run.json.
 
     Raises:
@@ -103,10 +109,6 @@ def train(
             return _Training(info, recipe, devices, out, report, command).run()
         finally:
             out.close()
-
-
-def _say_nothing(line: str) -> None:
-    """`report` of every process but the first."""
 
 
 class _Training:
@@ -205,7 +207,6 @@ class _Training:
     def _train_epoch(self) -> Speed:
         """Make the steps of an epoch that are left."""
         epoch, steps, first = len(self._at.lines), self._recipe.steps, self._at.step
-        progress = report.ProgressLine(epoch, self._recipe, self._tell)
         start = self._clock(0)
 
         def before(begun: int, logs: dict[str, float] | None) -> None:
@@ -214,7 +215,6 @@ class _Training:
                 self._at.step = first + begun
             if begun == 1 and self._compiles:  # the first step isn't timed
                 self._compiles, start = False, self._clock(begun)
-            progress.step(self._at.step - epoch * steps, logs[LOSS] if logs else None)
             if self._is_stopped():
                 self._save_and_stop()
             if self._is_due():
@@ -223,11 +223,11 @@ class _Training:
                 self._save()
 
         watch = StepWatch(before, lambda: self._checkpoints.restore_sums(self._sums))
-        try:
-            data = self._inputs.training(self._begin.at(first))
-            history = self._model.full.fit(data, verbose=0, shuffle=False, callbacks=[watch]).history
-        finally:
-            progress.end()
+        bar = keras.callbacks.ProgbarLogger()
+        bar.async_safe = True  # else the device would wait for it after each step
+        is_shown = self._tell is not _say_nothing and sys.stdout.isatty()
+        data = self._inputs.training(self._begin.at(first))
+        history = self._model.full.fit(data, verbose=int(is_shown), shuffle=False, callbacks=[watch, bar]).history
         self._at.step = (epoch + 1) * steps
         self._at.logs = {name: values[-1] for name, values in history.items()}
         self._check_loss(self._at.logs[LOSS])
@@ -273,35 +273,47 @@ class _Training:
     # --- the end
 
     def _finish(self) -> TrainResult:
-        out, lines, model = self._out, self._at.lines, self._model
+        out, lines, model, recipe = self._out, self._at.lines, self._model, self._recipe
         model.synchronize(False)  # other backends can't
         if self._devices.is_first:
-            out.write(out_folder.LAST_MODEL_FILE, _saved(model))
+            out.write(out_folder.LAST_MODEL_FILE, _saved(model, recipe))
         if best := self._best_with_weights():
             self._checkpoints.restore_best(model.full)
-        counts = _confusion(self._info, self._recipe, self._devices, self._inputs, model)
-        verdict, number = report.verdict(self._speed, self._info, self._recipe), int((best or lines[-1])["epoch"])
+        counts = _confusion(self._info, recipe, self._devices, self._inputs, model)
+        verdict, number = report.verdict(self._speed, self._info, recipe), int((best or lines[-1])["epoch"])
+        split = recipe.data.evaluation or ""
         if self._devices.is_first:
-            if counts is not None and (line := report.no_better(counts, self._recipe, lines[-1]["accuracy"])):
-                report.warn(line)
-            out.write(out_folder.MODEL_FILE, _saved(model))
-            _write_tables(out, self._recipe, lines, number, counts)
+            files = {
+                out_folder.MODEL_FILE: _saved(model, recipe),
+                out_folder.LABELS_FILE: "".join(f"{label}\n" for label in recipe.classes).encode(),
+                out_folder.CURVES_FILE: pictures.curves(lines, number, split),
+            }
+            if counts is not None:
+                files |= confusion_files(counts, recipe.classes, split)
+                if line := report.no_better(counts, recipe, lines[-1]["accuracy"]):
+                    warn(line)
+            for name, data in files.items():
+                out.write(name, data)
         self._run |= {"finished": True, "best_epoch": number, "verdict": verdict, **report.mean_speed(lines)}
         out.write_run(self._run)
         return TrainResult(out.as_given, self._devices.description, tuple(lines), number, verdict)
 
 
-def _saved(model: Model) -> bytes:
+def _saved(model: Model, recipe: Recipe) -> bytes:
     """A .keras file, without the optimizer, which would triple it; a run resumes from its checkpoints."""
     saved = keras.Model(model.full.input, model.full.output, name=model.full.name)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, out_folder.MODEL_FILE)
-        saved.save(path)
+        try:
+            saved.save(path)
+        except (NotImplementedError, TypeError, ValueError) as error:
+            why = f"{one_line(error)[:200]}; give its layers a get_config and run the same command again, to save it"
+            raise ImageShardsError(f"--model {recipe.model!r} can't be saved: {why}") from error
         return path.read_bytes()
 
 
 def _confusion(info: DatasetInfo, recipe: Recipe, devices: Devices, inputs: Inputs, model: Model) -> Any:
-    """Counts [classes, classes] of what is validated on, or None."""
+    """Counts [classes, classes] of what is validated on, by all processes; or None."""
     classes, full = len(recipe.classes), model.full
     if inputs.evals is None or classes > MAX_CLASSES:
         return None
@@ -320,18 +332,6 @@ def _confusion(info: DatasetInfo, recipe: Recipe, devices: Devices, inputs: Inpu
 
         counts = np.asarray(multihost_utils.process_allgather(counts)).sum(axis=0)
     return counts
-
-
-def _write_tables(out: OutFolder, recipe: Recipe, lines: list[Line], best: int, counts: Any) -> None:
-    """classes.txt, curves.png, and what says which class was taken for which, if that was counted."""
-    classes = recipe.classes
-    out.write(out_folder.LABELS_FILE, "".join(f"{label}\n" for label in classes).encode())
-    out.write(out_folder.CURVES_FILE, pictures.curves(lines, best))
-    if counts is not None:
-        split = recipe.data.held_out or recipe.data.evaluation or ""
-        out.write(out_folder.CONFUSION_FILE, pictures.confusion(counts, classes, split))
-        out.write(out_folder.CONFUSION_TABLE, confusion_csv(counts, classes))
-        out.write(out_folder.CLASS_TABLE, classes_csv(class_metrics(counts, classes)))
 
 
 @contextmanager

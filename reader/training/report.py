@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import platform
 import sys
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from statistics import fmean
 from typing import Any, NamedTuple
 
@@ -19,7 +18,6 @@ from reader.machine import cpu_count
 from reader.training.devices import Devices
 from reader.training.options import Recipe
 
-_REDRAW_S, _LOG_S = 0.5, 30.0  # between lines within an epoch: on a terminal, elsewhere
 _NO_WAIT, _BUSY = 0.1, 0.5  # below the first share waiting is ignored; above the second the cores count as busy
 _OVERFITTED = 0.95  # training accuracy
 _SMALLER = 1.5  # a stored side this many times the trained one is worth storing again
@@ -28,12 +26,11 @@ _SMALLER = 1.5  # a stored side this many times the trained one is worth storing
 def summary_lines(info: DatasetInfo, recipe: Recipe, devices: Devices) -> Iterator[str]:
     """What is trained on what, and for how long."""
     data = recipe.data
-    name = data.held_out or data.evaluation
-    validation = f", {plural(data.validation_images, 'validation image')} ({name})" if name else ""
-    classes = plural(len(recipe.classes), "class")
-    yield f"{info.name} {info.version}: {plural(data.images, 'training image')}{validation}, {classes}"
-    if data.held_out:
-        yield f"no validation split: {data.held_out} is held out of training (--eval_split none trains on it)"
+    validation = f"{plural(data.validation_images, 'validation image')} ({data.evaluation})"
+    shares = f"{plural(data.images, 'training image')}, {validation if data.evaluation else 'no validation'}"
+    yield f"{info.name} {info.version}: {shares}, {plural(len(recipe.classes), 'class')}"
+    if data.is_held_out:
+        yield f"no validation split: {data.evaluation} is held out of training (--eval_split none trains on it)"
     yield f"{recipe.model} at {recipe.image_size} px on {devices.description}"
     for phase in recipe.phases:
         updates, warmup_steps = recipe.steps * phase.epochs, recipe.schedule(phase)[0]
@@ -156,44 +153,3 @@ def no_better(counts: Any, recipe: Recipe, trained: float) -> str:
         fix = f"it overfits, the training accuracy is {trained:.3f}; add images, or {fix.replace('raise', 'lower')}"
     line = f"validation accuracy {accuracy:.3f} is, within chance, no better than {answer}: {fix}"
     return line if accuracy < min(1, largest + 2 * (largest * (1 - largest) / images) ** 0.5) else ""
-
-
-class ProgressLine:
-    """Where an epoch is: a line that is redrawn on a terminal; elsewhere, such as in a log file, one every 30 s.
-
-    Args:
-        epoch: its number, from 0.
-        recipe: of the run.
-        tell: takes a line.
-    """
-
-    def __init__(self, epoch: int, recipe: Recipe, tell: Callable[[str], None]) -> None:
-        self._head, self._recipe, self._tell = f"epoch {epoch + 1}/{recipe.epochs}", recipe, tell
-        self._is_terminal, self._shown_s = sys.stderr.isatty(), time.monotonic()
-        self._began: tuple[float, int] | None = None
-
-    def step(self, done: int, loss: float | None) -> None:
-        """Show it, if it is time.
-
-        Args:
-            done: steps of this epoch.
-            loss: so far, if it is known.
-        """
-        now, steps = time.monotonic(), self._recipe.steps
-        if self._began is None and loss is not None:
-            self._began = now, done
-        is_due = now - self._shown_s >= (_REDRAW_S if self._is_terminal else _LOG_S)
-        if not is_due or self._began is None or done <= self._began[1]:
-            return
-        self._shown_s, rate = now, (done - self._began[1]) / (now - self._began[0])
-        speed = f"{rate * self._recipe.batch_size:,.0f} images/s, {(steps - done) / rate:,.0f} s left"
-        text = f"{self._head}: {done:,}/{steps:,} steps, loss {loss:.4f}, {speed}"
-        if self._is_terminal:
-            print_line(text, sys.stderr, end="", wipe=True)
-        else:
-            self._tell(text)
-
-    def end(self) -> None:
-        """Clear it."""
-        if self._is_terminal:
-            print_line("", sys.stderr, end="", wipe=True)

@@ -24,6 +24,11 @@ def info(tmp_path_factory: pytest.TempPathFactory) -> DatasetInfo:
     return load_info(make_dataset(folder, {"train": [40], "val": [3], "test": [2]}, size=(120, 120)))
 
 
+def as_index(info: DatasetInfo) -> DatasetInfo:
+    """The dataset as if its shards were third-party files."""
+    return dataclasses.replace(info, manifest=Manifest(info.url, {**info.manifest, FOREIGN_KEY: {}}))
+
+
 def of_records(info: DatasetInfo, monkeypatch: pytest.MonkeyPatch, records: int) -> DatasetInfo:
     """The dataset as if its train split had so many records."""
     train = dataclasses.replace(info.splits["train"], records=records)
@@ -58,21 +63,19 @@ def test_small_cnn_sees_96_pixels_and_other_models_the_stored_size(info: Dataset
     assert make_recipe(info, TrainOptions(image_size=50)).image_size == 50
 
 
-def test_validation_is_on_validation_or_val_and_never_on_test_unasked(info: DatasetInfo, tmp_path: Path) -> None:
+def test_validation_is_on_validation_or_val_and_never_on_test_unasked(info: DatasetInfo) -> None:
     assert make_recipe(info, TrainOptions()).data.evaluation == "val"
     assert make_recipe(info, TrainOptions(eval_split="test[:50%]")).data.evaluation == "test[:50%]"
     assert make_recipe(info, TrainOptions(eval_split="none")).data.evaluation is None
     with pytest.raises(UsageError, match="--eval_split 'vall': there is no split 'vall'"):
         make_recipe(info, TrainOptions(eval_split="vall"))
-    without = load_info(make_dataset(tmp_path / "1.0.0", {"train": [40], "test": [20]}, size=(16, 16)))
-    assert make_recipe(without, TrainOptions()).data.evaluation == "train[90%:]"
 
 
 def test_without_a_validation_split_a_tenth_is_held_out_of_train(tmp_path: Path) -> None:
-    info = load_info(make_dataset(tmp_path / "1.0.0", {"train": [25, 15], "few": [4]}, size=(16, 16)))
+    info = load_info(make_dataset(tmp_path / "1.0.0", {"train": [25, 15], "few": [4], "test": [20]}, size=(16, 16)))
     data = make_recipe(info, TrainOptions()).data
-    assert (data.train, data.evaluation, data.held_out) == ("train[:90%]", "train[90%:]", "train[90%:]")
-    assert (data.images, data.validation_images) == (36, 4) and not data.overlaps(info)
+    assert (data.train, data.evaluation, data.is_held_out) == ("train[:90%]", "train[90%:]", True)
+    assert (data.images, data.validation_images) == (36, 4)
     for options in (
         {"eval_split": "none"},
         {"train_split": "train[:50%]"},  # nobody said what is left for
@@ -82,22 +85,26 @@ def test_without_a_validation_split_a_tenth_is_held_out_of_train(tmp_path: Path)
         assert (data.evaluation, data.validation_images) == (None, 0)
 
 
-def test_of_third_party_files_every_tenth_run_is_held_out(tmp_path: Path) -> None:
-    for name, shards, held in (("runs", [600, 200], [*range(576, 600)]), ("few", [50], [9, 19, 29, 39, 49])):
-        url = make_dataset(tmp_path / name, {"train": shards}, size=(16, 16))
-        info = load_info(url)
-        info = dataclasses.replace(info, manifest=Manifest(url, {**info.manifest, FOREIGN_KEY: {}}))
-        recipe = make_recipe(info, TrainOptions())
-        data = recipe.data
-        assert data.selected is not None and data.validated is not None
-        assert data.held_out == f"every tenth {'run' if name == 'runs' else 'record'} of train"
-        assert data.validated.numbers().tolist() == held
-        assert sorted({*data.selected.numbers().tolist(), *held}) == list(range(sum(shards)))
-        labels = [number % 3 for number in data.selected.numbers().tolist()]
-        assert class_counts(info, data) == [labels.count(label) for label in range(3)]
-        configuration = recipe.configuration(info)
+def test_third_party_files_are_validated_on_what_is_named(tmp_path: Path) -> None:
+    info = as_index(load_info(make_dataset(tmp_path / "1.0.0", {"train": [50]}, size=(16, 16))))
+    recipe = make_recipe(info, TrainOptions())
+    assert (recipe.data.train, recipe.data.evaluation, recipe.data.images) == ("train", None, 50)
+    assert list(warnings(info, recipe)) == [
+        "no validation, so model.keras is the last epoch's: if the files are shuffled, --train_split train[:90%] "
+        "--eval_split train[90%:] holds out a tenth"
+    ]
+    named = make_recipe(info, TrainOptions(train_split="train[:90%]", eval_split="train[90%:]"))
+    assert named.data.validation_images == 5 and not list(warnings(info, named))
+
+
+def test_a_run_is_repeated_by_its_configuration(tmp_path: Path) -> None:
+    info = load_info(make_dataset(tmp_path / "1.0.0", {"train": [40]}, size=(16, 16)))
+    for options in (TrainOptions(), TrainOptions(eval_split="none", classes="cat,dog", optimizer="sgd")):
+        recipe = make_recipe(info, options)
+        data, configuration = recipe.data, recipe.configuration(info)
         del configuration["dataset"]
-        assert make_recipe(info, TrainOptions(**configuration)).data == data, "a run is repeated by its configuration"
+        again = make_recipe(info, TrainOptions(**configuration))
+        assert again.data._replace(is_held_out=data.is_held_out) == data and again.phases == recipe.phases
 
 
 def test_the_classes_of_a_part_of_a_split_are_counted_by_its_record_tables(tmp_path: Path) -> None:
@@ -124,19 +131,6 @@ def test_the_learning_rate_grows_with_the_root_of_the_batch(info: DatasetInfo) -
 def test_only_adamw_decays_weights(info: DatasetInfo) -> None:
     for optimizer, decay in (("adam", 0), ("adamw", 0.01), ("sgd", 0)):
         assert make_recipe(info, TrainOptions(optimizer=optimizer)).weight_decay == decay
-
-
-def test_a_preset_is_changed_by_what_is_given_as_well() -> None:
-    assert TrainOptions.preset("quick") == TrainOptions()
-    options = TrainOptions.preset("finetune", epochs=2, early_stopping=4)
-    assert (options.model, options.weights, options.epochs, options.early_stopping) == (
-        "MobileNetV2",
-        "imagenet",
-        2,
-        4,
-    )
-    with pytest.raises(UsageError, match="--preset 'slow': choose one of quick, finetune"):
-        TrainOptions.preset("slow")
 
 
 def test_best_is_the_first_of_equals_of_its_phase(info: DatasetInfo) -> None:
@@ -185,10 +179,6 @@ def test_weights_make_two_phases(info: DatasetInfo) -> None:
     recipe = make_recipe(info, TrainOptions(model="MobileNetV2", weights="imagenet", epochs=4))
     assert [(phase.name, phase.epochs) for phase in recipe.phases] == [("head", 4), ("fine_tuning", 2)]
     assert recipe.phases[1].learning_rate == pytest.approx(recipe.phases[0].learning_rate / 100)
-    head_only = TrainOptions(model="MobileNetV2", weights="imagenet", fine_tune_epochs=0)
-    assert len(make_recipe(info, head_only).phases) == 1
-    with pytest.raises(UsageError, match="--fine_tune_epochs"):
-        make_recipe(info, TrainOptions(fine_tune_epochs=1))
 
 
 @pytest.mark.parametrize(
@@ -269,7 +259,7 @@ def test_one_class_is_refused(
     splits = {"train": [train], "val": [3], "one": [1]}
     info = load_info(make_dataset(tmp_path / "1.0.0", splits, size=(16, 16), classes=classes))
     if is_index:
-        info = dataclasses.replace(info, manifest=Manifest(info.url, {**info.manifest, FOREIGN_KEY: {}}))
+        info = as_index(info)
     if message is None:
         assert len(make_recipe(info, TrainOptions(**options)).classes) >= 2
         return
@@ -279,8 +269,7 @@ def test_one_class_is_refused(
 
 
 def test_a_part_of_an_index_that_is_in_the_order_of_its_classes_is_refused_too(tmp_path: Path) -> None:
-    info = load_info(make_dataset(tmp_path / "1.0.0", {"train": [9]}, size=(16, 16), classes=["a", "b"]))
-    info = dataclasses.replace(info, manifest=Manifest(info.url, {**info.manifest, FOREIGN_KEY: {}}))
+    info = as_index(load_info(make_dataset(tmp_path / "1.0.0", {"train": [9]}, size=(16, 16), classes=["a", "b"])))
     with pytest.raises(UsageError, match=r"train\[:1\] has one class, a; training needs two"):
         make_recipe(info, TrainOptions(train_split="train[:1]"))
     assert make_recipe(info, TrainOptions(train_split="train[:2]")).data.images == 2

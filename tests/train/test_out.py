@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import functools
 import json
-import re
 import shutil
 import signal
 import threading
@@ -23,11 +22,12 @@ from PIL import Image
 import reader
 from beam_pipeline.errors import CorruptRecordError, ImageShardsError, StorageError, UsageError
 from reader.runs import RunReader
-from reader.training import pictures, report
+from reader.training import report
 from reader.training.checkpoint import Checkpoints
 from reader.training.fit import TrainResult, train
 from reader.training.options import TrainOptions
 from reader.training.out_folder import OutFolder, open_out
+from reader.training.pictures import confusion
 from tests import make, servers
 from tests.train import runs
 
@@ -88,13 +88,6 @@ def test_all_that_comes_out_is_there(dataset: str, finished: Path) -> None:
     ]
 
 
-def test_a_log_file_gets_lines_within_an_epoch(dataset: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(report, "_LOG_S", 0)
-    lines = trained(dataset, tmp_path / "out")[1]
-    pattern = r"epoch 1/1: [2-4]/5 steps, loss \d.*, [\d,]+ images/s, \d s left"
-    assert any(re.fullmatch(pattern, line) for line in lines)
-
-
 def test_the_losses_told_are_means_over_the_records_and_not_over_the_padding(dataset: str, finished: Path) -> None:
     """11 records at a batch of 8: Keras' own val_loss would count 5 rows of padding."""
     evals = reader.eval_batches(dataset, "validation", global_batch_size=1)
@@ -142,17 +135,18 @@ def test_a_folder_in_which_another_process_trains_is_refused(dataset: str, finis
     assert trained(dataset, out.as_given)[0].epochs
 
 
-def test_without_out_each_training_gets_the_next_number_and_an_unfinished_one_continues(
+def test_without_out_a_training_is_in_runs_and_one_of_another_configuration_needs_its_own_folder(
     dataset: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert [trained(dataset, None)[0].out for _ in range(2)] == ["runs/photos-1", "runs/photos-2"]
-    unfinish(tmp_path / "runs/photos-1")
-    assert trained(dataset, None, seed=9)[0].out == "runs/photos-3"
-    assert trained(dataset, None)[0].out == "runs/photos-1", "the last one of this configuration"
     with pytest.raises(UsageError, match="can't take it"):
         trained(dataset, None, model="InceptionV3")
-    assert not (tmp_path / "runs/photos-4").exists()
+    assert not (tmp_path / "runs/photos").exists()
+    assert trained(dataset, None)[0].out == "runs/photos"
+    unfinish(tmp_path / "runs/photos")
+    assert "continuing after step 5" in trained(dataset, None)[1]
+    with pytest.raises(UsageError, match=r"^--out 'runs/photos': it was trained with --seed 5, now it is 9; choose"):
+        trained(dataset, None, seed=9)
 
 
 def test_a_corrupt_checkpoint_is_told_and_the_one_before_is_taken(
@@ -290,25 +284,20 @@ def test_a_loss_that_is_no_number_is_told_before_checkpoints_with_it_replace_the
         trained(dataset, tmp_path / "out", learning_rate=1e38, checkpoint_steps=1)
 
 
-@pytest.mark.parametrize("is_given", [True, False])
-def test_a_folder_whose_run_can_not_be_read_is_not_kept_locked(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_given: bool
-) -> None:
+def test_a_folder_whose_run_can_not_be_read_is_not_kept_locked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: object) -> None:
         raise StorageError("Input/output error")
 
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "runs" / "photos-1").mkdir(parents=True)
     with monkeypatch.context() as patch:
         patch.setattr(OutFolder, "run", fail)
         with pytest.raises(StorageError, match="Input/output error"):
-            open_out("runs/photos-1" if is_given else None, "photos", {})
-    OutFolder("runs/photos-1").close()
+            open_out(str(tmp_path / "out"), "photos", {})
+    OutFolder(str(tmp_path / "out")).close()
 
 
 @pytest.mark.parametrize("names", [["$\\bad$", "$x^^$", "猫"]])
 def test_names_of_classes_are_no_formulas(names: list[str]) -> None:
-    assert pictures.confusion(np.eye(len(names)), tuple(names), "validation").startswith(b"\x89PNG")
+    assert confusion(np.eye(len(names)), tuple(names), "validation").startswith(b"\x89PNG")
 
 
 def test_a_full_disk_is_one_line(dataset: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

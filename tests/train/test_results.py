@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import csv
-import json
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-import reader
 from beam_pipeline.errors import UsageError
 from reader.training import inputs
 from reader.training.metrics import class_metrics
-from reader.training.options import TrainOptions
 from tests.reading.shards import make_dataset
 from tests.train import runs
 from tests.train.test_out import trained
@@ -91,36 +88,3 @@ def test_precision_and_recall_are_empty_where_nothing_is_divided() -> None:
     assert (one.precision, one.recall) == (0.6, 0.75)
     assert (other.images, other.predicted, other.precision, other.recall) == (4, 3, 0.666667, 0.5)
     assert (third.precision, third.recall) == (None, None)
-
-
-def test_a_run_is_repeated_by_its_run_json(dataset: str, tmp_path: Path) -> None:
-    trained(dataset, tmp_path / "one", optimizer="sgd", classes="cat,dog")
-    own = {"model": "tests.train.runs:linear"}  # which a file alone isn't trusted to name
-    options = TrainOptions.of_run(tmp_path / "one/run.json", out=str(tmp_path / "two"), device="cpu", **own)
-    reader.train(dataset, options)
-    for file in ("model.keras", "last.keras"):
-        assert all(
-            map(np.array_equal, runs.weights_of(tmp_path / "one", file), runs.weights_of(tmp_path / "two", file))
-        )
-    one, two = (json.loads((tmp_path / name / "run.json").read_text())["configuration"] for name in ("one", "two"))
-    assert one == two
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        (None, "there is no such file; give OUT/run.json"),
-        ("{", "it is no run.json of a run; give OUT/run.json"),
-        ('{"configuration": [], "dataset": {"url": ""}}', "it is no run.json of a run; give OUT/run.json"),
-        ('{"configuration": {"new": 1}, "dataset": {"url": ""}}', "another version of imageshards wrote it: new"),
-    ],
-)
-def test_a_config_that_is_none_is_one_line(tmp_path: Path, text: str | None, message: str) -> None:
-    file = tmp_path / "run.json"
-    if text is not None:
-        file.write_text(text)
-    with pytest.raises(UsageError) as caught:
-        TrainOptions.of_run(file)
-    assert str(caught.value) == f"--config '{file}': {message}"
-    with pytest.raises(UsageError, match=r"^--config 'gs://': name a bucket; give OUT/run.json$"):
-        TrainOptions.of_run("gs://")

@@ -144,19 +144,6 @@ def test_a_stranger_s_run_runs_no_file_beside_it(
     assert capsys.readouterr().out.startswith("trusted_layers is imported\n")
 
 
-@pytest.mark.usefixtures("forgotten")
-def test_a_config_whose_model_is_a_module_is_repeated_if_the_user_names_it_too(
-    home: Path, original: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(home)
-    with pytest.raises(UsageError) as caught:
-        TrainOptions.of_run("runs/own/run.json")
-    assert str(caught.value) == (
-        "--config 'runs/own/run.json': it names 'trusted_layers:own', a module to import: give --model, too"
-    )
-    assert TrainOptions.of_run("runs/own/run.json", model="trusted_layers:own").image_size == 16
-
-
 # --- edited by hand
 
 
@@ -265,8 +252,6 @@ def test_a_folder_to_resume_in_whose_run_json_is_nested_too_deeply_is_one_line(
     (tmp_path / "run.json").write_bytes(content)
     with pytest.raises(UsageError, match=r"its run\.json was not written by train; choose a new folder$"):
         train(str(original), TrainOptions(out=str(tmp_path), image_size=16))
-    with pytest.raises(UsageError, match=r"it is no run\.json of a run; give OUT/run\.json$"):
-        TrainOptions.of_run(tmp_path / "run.json")
 
 
 def test_a_checkpoint_whose_document_is_nested_too_deeply_is_corrupt(tmp_path: Path) -> None:
