@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import csv
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +15,7 @@ import pytest
 from beam_pipeline.errors import UsageError
 from reader.training import inputs
 from reader.training.metrics import class_metrics
+from tests import servers
 from tests.reading.shards import make_dataset
 from tests.train import runs
 from tests.train.test_out import trained
@@ -88,3 +92,23 @@ def test_precision_and_recall_are_empty_where_nothing_is_divided() -> None:
     assert (one.precision, one.recall) == (0.6, 0.75)
     assert (other.images, other.predicted, other.precision, other.recall) == (4, 3, 0.666667, 0.5)
     assert (third.precision, third.recall) == (None, None)
+
+
+def test_two_processes_of_jax_count_each_image_once(dataset: str, tmp_path: Path) -> None:
+    pytest.importorskip("jax")
+    options = "--image_size 16 --batch_size 8 --epochs 2 --device cpu --model tests.train.runs:linear --distributed"
+    command = [sys.executable, "-m", "reader", "train", dataset, *options.split(), "--out", str(tmp_path / "two")]
+    environment = {**os.environ, "KERAS_BACKEND": "jax", "JAX_PLATFORMS": "cpu", "PYTHONPATH": str(runs.ROOT)}
+    environment |= {"JAX_COORDINATOR_ADDRESS": f"127.0.0.1:{servers.free_port()}", "JAX_NUM_PROCESSES": "2"}
+    started = [
+        subprocess.Popen(command, env={**environment, "JAX_PROCESS_ID": process}, stderr=subprocess.PIPE)
+        for process in ("0", "1")
+    ]
+    for one in started:
+        _, errors = one.communicate(timeout=300)
+        assert one.returncode == 0, errors[-3000:]
+    result = reader.evaluate(tmp_path / "two", dataset, split="validation", out=tmp_path / "one")
+    for name in ("confusion.csv", "per_class.csv"):
+        assert (tmp_path / "two" / name).read_bytes() == (tmp_path / "one" / name).read_bytes()
+    best = min(runs.metrics_of(tmp_path / "two"), key=lambda line: line["val_loss"])
+    assert (result.images, result.accuracy) == (11, pytest.approx(best["val_accuracy"], abs=1e-5))
