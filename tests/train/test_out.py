@@ -7,6 +7,7 @@ import functools
 import json
 import shutil
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -22,12 +23,12 @@ from PIL import Image
 import reader
 from beam_pipeline.errors import CorruptRecordError, ImageShardsError, StorageError, UsageError
 from reader.runs import RunReader
-from reader.training import report
+from reader.training import pictures, report
 from reader.training.checkpoint import Checkpoints
 from reader.training.fit import TrainResult, train
 from reader.training.options import TrainOptions
 from reader.training.out_folder import OutFolder, open_out
-from reader.training.pictures import confusion
+from reader.training.pictures import confusion, curves
 from tests import make, servers
 from tests.train import runs
 
@@ -298,6 +299,48 @@ def test_a_folder_whose_run_can_not_be_read_is_not_kept_locked(tmp_path: Path, m
 @pytest.mark.parametrize("names", [["$\\bad$", "$x^^$", "猫"]])
 def test_names_of_classes_are_no_formulas(names: list[str]) -> None:
     assert confusion(np.eye(len(names)), tuple(names), "validation").startswith(b"\x89PNG")
+
+
+def test_the_curves_name_the_split_that_was_validated_on_or_say_that_none_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pictures, "_png", lambda figure: figure)
+    line = {"epoch": 1, "phase": "head", "loss": 1.0, "accuracy": 0.5}
+    validated, fine_tuned = line | {"val_loss": 1.0, "val_accuracy": 0.5}, {**line, "epoch": 2, "phase": "fine_tuning"}
+    for lines, split, labels in (
+        ([validated], "test", ["training", "validation on test", "best epoch: 1"]),
+        ([line, fine_tuned], "", ["training", "no validation", "fine-tuning begins", "best epoch: 1"]),
+    ):
+        figure: Any = curves(lines, 1, split)
+        for axes in figure.axes:
+            assert [text.get_text() for text in axes.get_legend().get_texts()] == labels
+            assert [len(drawn.get_xdata()) for drawn in axes.lines[:2]] == [len(lines), bool(split)]
+
+
+def test_a_model_that_can_not_be_saved_is_one_line_and_once_it_can_it_is_not_trained_again(
+    dataset: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    code = (
+        "import keras\n"
+        "class Scaled(keras.layers.Layer):\n"
+        "    def __init__(self, by, **options):\n"
+        "        super().__init__(**options)\n"
+        "        self.by = by\n"
+        "    def call(self, images):\n"
+        "        return self.by(images)\n"
+        "def model(shape, classes):\n"
+        "    return keras.Sequential([Scaled(lambda one: one / 9), keras.layers.Flatten(), keras.layers.Dense(classes)])\n"
+    )
+    fixed = "    def get_config(self):\n        return {**super().get_config(), 'by': 'a number'}\ndef model"
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "scaled.py").write_text(code)
+    with pytest.raises(
+        ImageShardsError, match=r"^--model 'scaled:model' can't be saved: .*; give its layers a get_con"
+    ):
+        trained(dataset, tmp_path / "out", model="scaled:model")
+    monkeypatch.delitem(sys.modules, "scaled")
+    (tmp_path / "scaled.py").write_text(code.replace("def model", fixed))
+    result, lines = trained(dataset, tmp_path / "out", model="scaled:model")
+    assert "continuing after step 5" in lines and not any("epoch 1" in line for line in lines)
+    assert (tmp_path / "out" / "model.keras").is_file() and result.best_epoch == 1
 
 
 def test_a_full_disk_is_one_line(dataset: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
