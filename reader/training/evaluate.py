@@ -36,6 +36,7 @@ from reader.training.metrics import (
     confusion_counts,
     confusion_files,
 )
+from reader.training.out_folder import usable
 from reader.training.run import Run, as_run
 
 _SPLITS = "test", *EVAL_SPLITS
@@ -142,11 +143,7 @@ def evaluate(
     split = split or _default_split(run, info)
     batch_size = min(integer("batch_size", batch_size, 1), info.records(split))
     given = storage.join(run.url, "evaluation") if out is None else os.fspath(out)
-    folder = storage.normalize(given)
-    if why := "it is empty" if not given else storage.why_unusable(folder):
-        raise UsageError(f"--out {given!r}: {why}")
-    if os.path.isfile(folder):
-        raise UsageError(f"--out {given!r}: it is a file; choose a folder")
+    folder = usable(given)
     features = [schema.FILENAME_KEY] if schema.FILENAME_KEY in features_of(info) else []
     size = run.preprocessing.shape[:2]
     if info.image.channels != run.preprocessing.shape[2]:
@@ -154,10 +151,10 @@ def evaluate(
     which: dict[str, Any] = {"features": features, "classes": chosen, "image_size": size}
     found = _Found(run, eval_batches(info, split, global_batch_size=batch_size, **which))
     result = found.result(info.url, split, given, tuple(_warnings(run, info, split)))
-    store = storage.open_storage(folder)
-    for name, data in found.files(result).items():
+    store, files = storage.open_storage(folder), found.files(result)
+    for name, data in files.items():
         store.write(storage.join(folder, name), data)
-    if not result.mistakes:
+    if _PICTURE not in files:
         store.delete(storage.join(folder, _PICTURE))  # of an earlier evaluation
     return result
 

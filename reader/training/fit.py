@@ -31,7 +31,7 @@ from reader.training.metrics import MAX_CLASSES, confusion_counts, confusion_fil
 from reader.training.models import Model, build
 from reader.training.options import Phase, Recipe, TrainOptions, make_recipe, warnings
 from reader.training.out_folder import OutFolder, open_out
-from reader.training.report import Speed, summary_lines, warn
+from reader.training.report import Clocks, summary_lines, warn
 from reader.training.steps import StepWatch
 
 Tell = Callable[[str], None]
@@ -57,12 +57,11 @@ class TrainResult:
     verdict: str
 
     def __repr__(self) -> str:
-        best = next((line for line in self.epochs if line["epoch"] == self.best_epoch), None)
-        if best is None:  # somebody deleted metrics.jsonl
-            return f"{self.verdict}\n{self.out}/{out_folder.MODEL_FILE}"
-        what, name = ("validation", "val_accuracy") if "val_accuracy" in best else ("training", "accuracy")
-        epoch = f"epoch {self.best_epoch} of {len(self.epochs)}"
-        return f"{self.verdict}\n{what} accuracy {best[name]:.3f} ({epoch}): {self.out}/{out_folder.MODEL_FILE}"
+        accuracy = ""
+        for best in self.epochs[self.best_epoch - 1 : self.best_epoch]:  # none if somebody deleted metrics.jsonl
+            what, name = ("validation", "val_accuracy") if "val_accuracy" in best else ("training", "accuracy")
+            accuracy = f"{what} accuracy {best[name]:.3f} (epoch {self.best_epoch} of {len(self.epochs)}): "
+        return f"{self.verdict}\n{accuracy}{self.out}/{out_folder.MODEL_FILE}"
 
 
 def _say_nothing(line: str) -> None:
@@ -121,19 +120,13 @@ class _Training:
     """
 
     def __init__(
-        self,
-        info: DatasetInfo,
-        recipe: Recipe,
-        devices: Devices,
-        out: OutFolder,
-        tell: Tell,
-        command: str,
+        self, info: DatasetInfo, recipe: Recipe, devices: Devices, out: OutFolder, tell: Tell, command: str
     ) -> None:
         self._info, self._recipe, self._devices, self._out, self._tell = info, recipe, devices, out, tell
         self._stop = threading.Event()  # set by a signal
         self._inputs = Inputs(info, recipe, devices)
         self._run = report.run_document(info, recipe, devices, command)
-        self._speed, self._compiles, self._sync_calls = Speed(), True, 0
+        self._clocks, self._compiles, self._sync_calls = np.zeros(4), True, 0
         self._sums: list[Any] = []  # of the metrics in training
         self._checkpoints = Checkpoints(out, recipe, self._inputs.begin, devices.is_first)
         self._at = self._checkpoints.at
@@ -161,8 +154,8 @@ class _Training:
                     self._sums = [variable for metric in metrics for variable in metric.variables]
                     self._checkpoints.restore(self._model.full)
                 while not self._has_ended(phase):
-                    speed = self._train_epoch() if self._at.logs is None else Speed()
-                    self._end_epoch(phase, dict(self._at.logs or {}) | self._validate(), speed)
+                    clocks = self._train_epoch() if self._at.logs is None else np.zeros(4)
+                    self._end_epoch(phase, dict(self._at.logs or {}) | self._validate(), clocks)
             self._save()  # so that a disk that is full now costs nothing
             return self._finish()
 
@@ -204,17 +197,17 @@ class _Training:
         self._tell(f"early stopping: no lower validation loss for {plural(patience, 'epoch')}")
         return True
 
-    def _train_epoch(self) -> Speed:
-        """Make the steps of an epoch that are left."""
+    def _train_epoch(self) -> Clocks:
+        """Make the steps of an epoch that are left; how long they took."""
         epoch, steps, first = len(self._at.lines), self._recipe.steps, self._at.step
-        start = self._clock(0)
+        start = self._read_clocks(0)
 
         def before(begun: int, logs: dict[str, float] | None) -> None:
             nonlocal start
             if begun:
                 self._at.step = first + begun
             if begun == 1 and self._compiles:  # the first step isn't timed
-                self._compiles, start = False, self._clock(begun)
+                self._compiles, start = False, self._read_clocks(begun)
             if self._is_stopped():
                 self._save_and_stop()
             if self._is_due():
@@ -233,7 +226,7 @@ class _Training:
         self._check_loss(self._at.logs[LOSS])
         if self._is_due():  # the epoch needn't be trained again if it isn't validated
             self._save()
-        return self._clock(self._at.step - first).since(start)
+        return self._read_clocks(self._at.step - first) - start
 
     def _check_loss(self, loss: float) -> None:
         if not math.isfinite(loss):
@@ -247,17 +240,16 @@ class _Training:
         logs = self._model.full.evaluate(data, verbose=0, return_dict=True, callbacks=[watch])
         return {f"val_{name}": value for name, value in logs.items()}
 
-    def _clock(self, steps: int) -> Speed:
-        """What the clocks show after some steps."""
+    def _read_clocks(self, steps: int) -> Clocks:
         images = steps * self._recipe.batch_size
-        return Speed(time.perf_counter(), self._inputs.waited_s, time.process_time(), images)
+        return np.array([time.perf_counter(), self._inputs.waited_s, time.process_time(), images])
 
-    def _end_epoch(self, phase: Phase, logs: dict[str, float], speed: Speed) -> None:
+    def _end_epoch(self, phase: Phase, logs: dict[str, float], clocks: Clocks) -> None:
         line: Line = {"epoch": len(self._at.lines) + 1, "phase": phase.name, "step": self._at.step}
         for name, key in (("loss", LOSS), ("accuracy", "accuracy"), (TOP_ACCURACY, TOP_ACCURACY)):
             line |= {f"{of}{name}": round(float(logs[of + key]), 6) for of in ("", "val_") if of + key in logs}
-        self._speed = self._speed.plus(speed)
-        self._at.lines.append(line | (speed.document() if speed.seconds else {}))
+        self._clocks += clocks
+        self._at.lines.append(line | report.speed(clocks))
         self._at.logs = None
         if (best := self._best_with_weights()) and best["step"] == self._at.step:
             self._checkpoints.keep_best(self._model.full)
@@ -280,7 +272,7 @@ class _Training:
         if best := self._best_with_weights():
             self._checkpoints.restore_best(model.full)
         counts = _confusion(self._info, recipe, self._devices, self._inputs, model)
-        verdict, number = report.verdict(self._speed, self._info, recipe), int((best or lines[-1])["epoch"])
+        verdict, number = report.verdict(self._clocks, self._info, recipe), int((best or lines[-1])["epoch"])
         split = recipe.data.evaluation or ""
         if self._devices.is_first:
             files = {

@@ -122,16 +122,11 @@ def _application(recipe: Recipe, images: Any, classes: int) -> tuple[Any, Any]:
     if weights == "imagenet":
         try:
             base = builder(weights="imagenet", **arguments)
-        except (OSError, ValueError) as error:
-            raise ImageShardsError(
-                f"--weights imagenet: can't be read: {one_line(error)}; if Keras' copy in ~/.keras/models is corrupt, "
-                "delete it"
-            ) from None
         except Exception as error:  # what Keras raises if a download fails has no kind of its own
-            raise ImageShardsError(
-                f"--weights imagenet: can't be downloaded: {one_line(error)}; get them elsewhere and give "
-                "--weights FILE"
-            ) from None
+            what, fix = "downloaded", "get them elsewhere and give --weights FILE"
+            if isinstance(error, OSError | ValueError):
+                what, fix = "read", "if Keras' copy in ~/.keras/models is corrupt, delete it"
+            raise ImageShardsError(f"--weights imagenet: can't be {what}: {one_line(error)}; {fix}") from None
     elif name.startswith(_SCALED_BY_WEIGHTS) and weights != "none":
         raise UsageError(
             f"--weights {weights!r}: Keras builds {name} in another way for imagenet than for a file; give imagenet "

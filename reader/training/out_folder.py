@@ -47,6 +47,15 @@ class _FinishedRun(_Run):
     verdict: str
 
 
+def usable(given: str) -> str:
+    """`--out` as a URL. Raises UsageError if it can't be one of a folder."""
+    url = storage.normalize(given)
+    why = storage.why_unusable(url) if given else "it is empty"
+    if why := why or ("it is a file; choose a folder" if os.path.isfile(url) else ""):
+        raise UsageError(f"--out {given!r}: {why}")
+    return url
+
+
 class OutFolder:
     """The folder of one run; all names are relative to it.
 
@@ -59,16 +68,10 @@ class OutFolder:
     """
 
     def __init__(self, url: str, is_written: bool = True) -> None:
-        self.as_given, self.url = url, storage.normalize(url)
-        if why := "it is empty" if not url else storage.why_unusable(self.url):
-            raise UsageError(f"--out {url!r}: {why}")
-        self._is_local, self._is_written = storage.is_local(self.url), is_written
-        if self._is_local and os.path.exists(self.url) and not os.path.isdir(self.url):
-            raise UsageError(f"--out {url!r}: it is a file; choose a folder")
-        self._store = storage.open_storage(self.url)
-        self._lock, self._is_new = -1, False
-        if self._is_local and is_written:
-            self._is_new = not os.path.isdir(self.url)
+        self.as_given, self.url = url, usable(url)
+        self._store, self._is_written = storage.open_storage(self.url), is_written
+        self._lock, self._is_new = -1, not os.path.isdir(self.url)
+        if storage.is_local(self.url) and is_written:
             try:
                 self._lock = lock_folder(self.url)
             except BlockingIOError:
@@ -85,10 +88,9 @@ class OutFolder:
 
     def read(self, name: str) -> bytes | None:
         """A file, or None."""
-        try:
+        with suppress(FileNotFoundError):
             return self._store.read(storage.join(self.url, name))
-        except FileNotFoundError:
-            return None
+        return None
 
     def write(self, name: str, data: bytes) -> None:
         """Write, or replace, a file."""

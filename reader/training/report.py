@@ -6,9 +6,11 @@ import platform
 import sys
 from collections.abc import Iterator, Sequence
 from statistics import fmean
-from typing import Any, NamedTuple
+from typing import Any
 
 import keras
+import numpy as np
+import numpy.typing as npt
 
 from beam_pipeline import __version__, storage
 from beam_pipeline.schema.manifest import FOREIGN_KEY
@@ -18,6 +20,8 @@ from reader.machine import cpu_count
 from reader.training.devices import Devices
 from reader.training.options import Recipe
 
+# Of some steps, compiling not counted: seconds, those waiting for batches, CPU seconds here, images of all processes.
+Clocks = npt.NDArray[np.float64]
 _NO_WAIT, _BUSY = 0.1, 0.5  # below the first share waiting is ignored; above the second the cores count as busy
 _OVERFITTED = 0.95  # training accuracy
 _SMALLER = 1.5  # a stored side this many times the trained one is worth storing again
@@ -69,38 +73,14 @@ def _dataset(info: DatasetInfo) -> dict[str, Any]:
     return {"url": info.url, "name": info.name, "version": info.version, "is_index": is_index, **of_manifest}
 
 
-class Speed(NamedTuple):
-    """Of some steps, compiling not counted.
+def speed(clocks: Clocks) -> dict[str, float]:
+    """Of some steps, as metrics.jsonl and run.json hold it; {} if none was timed."""
+    seconds, waited_s, _, images = clocks.tolist()
+    return {"images_per_s": round(images / seconds, 1), "wait_share": _share(waited_s, seconds)} if seconds else {}
 
-    Attributes:
-        seconds: that they took.
-        waited_s: of these, waiting for batches.
-        cpu_s: CPU time of this process.
-        images: of all processes.
-    """
 
-    seconds: float = 0.0
-    waited_s: float = 0.0
-    cpu_s: float = 0.0
-    images: int = 0
-
-    def since(self, start: Speed) -> Speed:
-        """The difference of two readings."""
-        return Speed._make(here - there for here, there in zip(self, start, strict=True))
-
-    def plus(self, other: Speed) -> Speed:
-        """Both together."""
-        return Speed._make(one + another for one, another in zip(self, other, strict=True))
-
-    @property
-    def wait_share(self) -> float:
-        """Share of the time that was waited."""
-        return min(1.0, self.waited_s / self.seconds) if self.seconds else 0.0
-
-    def document(self) -> dict[str, float]:
-        """As metrics.jsonl and run.json hold it."""
-        rate = self.images / self.seconds if self.seconds else 0.0
-        return {"images_per_s": round(rate, 1), "wait_share": round(self.wait_share, 4)}
+def _share(waited_s: float, seconds: float) -> float:
+    return round(min(1.0, waited_s / seconds), 4) if seconds else 0.0
 
 
 def mean_speed(lines: Sequence[dict[str, Any]]) -> dict[str, float]:
@@ -119,14 +99,16 @@ def epoch_line(line: dict[str, Any], epochs: int) -> str:
     return f"{text}; {line['images_per_s']:,.0f} images/s, waited {line['wait_share']:.0%} of the time for input"
 
 
-def verdict(speed: Speed, info: DatasetInfo, recipe: Recipe) -> str:
+def verdict(clocks: Clocks, info: DatasetInfo, recipe: Recipe) -> str:
     """What limits a run, and the change that would help most."""
-    if recipe.steps == 1 or speed.images <= recipe.batch_size:  # of which the first batch of an epoch is waited for
+    seconds, waited_s, cpu_s, images = clocks.tolist()
+    if recipe.steps == 1 or images <= recipe.batch_size:  # of which the first batch of an epoch is waited for
         return "too few steps were timed to say what limits it: lower --batch_size or raise --epochs"
-    waited = f"waited {speed.wait_share:.0%} of the time for input"
-    if speed.wait_share < _NO_WAIT:
+    share = _share(waited_s, seconds)
+    waited = f"waited {share:.0%} of the time for input"
+    if share < _NO_WAIT:
         return f"{waited}: the device is the limit"
-    busy = speed.cpu_s / (speed.seconds * cpu_count())
+    busy = cpu_s / (seconds * cpu_count())
     if busy < _BUSY:
         where = "the disk" if storage.is_local(info.url) else "storage"
         fix = "; --cache would help most" if recipe.options.cache is None else " until all is in the cache"
