@@ -155,8 +155,9 @@ class Resume(keras.callbacks.Callback):  # type: ignore[misc]
 
     However often it is stopped, the run sees the same batches and ends with the same weights, to the bit if its steps
     are deterministic; epochs and validations stay where they were. If it has ended, also by EarlyStopping, the model
-    gets its weights, nothing is trained, and a line says so. A save is one file, written in one step, with all variables of model and optimizer, random
-    seeds of layers included, and the position; the last two are kept. While the loss is NaN nothing is saved.
+    gets its weights, nothing is trained, and a line says so. A save is one file, written in one step, with all
+    variables of model and optimizer, random seeds of layers included, and the position; the last two are kept. While
+    the loss is NaN nothing is saved.
 
     After a stop within an epoch its loss and metrics are those of the steps that were left. What callbacks count
     (EarlyStopping, ReduceLROnPlateau) begins at the resume; a line says so. The learning rate itself is saved.

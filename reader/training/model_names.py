@@ -38,7 +38,7 @@ def application_name(given: str) -> str:
     import keras
 
     names = [SMALL_CNN, *(name for name, one in vars(keras.applications).items() if callable(one))]
-    plain = {_plain(name): name for name in names}
+    plain: dict[str, str] = {_plain(name): name for name in names}
     if (found := plain.get(_plain(given))) is not None:
         return found
     nearest = get_close_matches(_plain(given), plain, n=1)

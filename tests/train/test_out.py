@@ -109,31 +109,31 @@ def test_a_finished_training_says_so_and_does_nothing(dataset: str, finished: Pa
     assert {path: path.stat().st_mtime_ns for path in finished.rglob("*")} == before
 
 
-def test_another_configuration_or_dataset_is_refused(dataset: str, finished: Path, tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="it was trained with --seed 5, now it is 6; choose another --out"):
-        trained(dataset, finished, seed=6)
-    other = runs.make_other_dataset(tmp_path / "1.0.0")
-    with pytest.raises(UsageError, match="it was trained on another dataset; choose another --out"):
-        trained(other, finished)
+def test_a_folder_that_can_not_be_continued_in_is_refused(dataset: str, finished: Path, tmp_path: Path) -> None:
+    run, other = copied(finished, tmp_path), runs.make_other_dataset(tmp_path / "1.0.0")
+    document = json.loads((run / "run.json").read_text())
+    ours = "was not written by train; choose a new folder"
 
+    def refused(message: str, url: str = dataset, out: Path = run, **options: Any) -> None:
+        with pytest.raises(UsageError) as caught:
+            trained(url, out, **options)
+        assert str(caught.value).startswith("--out ") and str(caught.value).endswith(message)
 
-def test_a_folder_of_something_else_is_refused(dataset: str, tmp_path: Path) -> None:
-    (tmp_path / "mine.txt").write_text("mine")
-    with pytest.raises(UsageError, match=r"it holds mine.txt, not a run; choose a new folder"):
-        trained(dataset, tmp_path)
-    with pytest.raises(UsageError, match=r"it is a file; choose a folder"):
-        trained(dataset, tmp_path / "mine.txt")
-    (tmp_path / "run.json").write_text("[]")
-    with pytest.raises(UsageError, match=r"its run.json was not written by train; choose a new folder"):
-        trained(dataset, tmp_path)
-
-
-def test_a_folder_in_which_another_process_trains_is_refused(dataset: str, finished: Path, tmp_path: Path) -> None:
-    out = OutFolder(str(copied(finished, tmp_path)))
-    with pytest.raises(UsageError, match=r"--out '.*/out': another process is training there; choose another"):
-        trained(dataset, out.as_given)
-    out.close()
-    assert trained(dataset, out.as_given)[0].epochs
+    refused("it was trained with --seed 5, now it is 6; choose another --out", seed=6)
+    refused("it was trained on another dataset; choose another --out", other)
+    locked = OutFolder(str(run))
+    refused("another process is training there; choose another")
+    locked.close()
+    assert trained(dataset, run)[0].epochs
+    for text in ("{", '{"epoch": 1}\n'):
+        (run / "metrics.jsonl").write_text(text)
+        refused(f"its metrics.jsonl {ours}")
+    for text in ("[]", json.dumps({"finished": True, "configuration": document["configuration"]})):
+        (run / "run.json").write_text(text)
+        refused(f"its run.json {ours}")
+    (run / "run.json").unlink()
+    refused("it holds checkpoints/, not a run; choose a new folder")
+    refused("it is a file; choose a folder", out=run / "classes.txt")
 
 
 def test_without_out_a_training_is_in_runs_and_one_of_another_configuration_needs_its_own_folder(
@@ -148,31 +148,6 @@ def test_without_out_a_training_is_in_runs_and_one_of_another_configuration_need
     assert "continuing after step 5" in trained(dataset, None)[1]
     with pytest.raises(UsageError, match=r"^--out 'runs/photos': it was trained with --seed 5, now it is 9; choose"):
         trained(dataset, None, seed=9)
-
-
-def test_a_corrupt_checkpoint_is_told_and_the_one_before_is_taken(
-    dataset: str, finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    out = copied(finished, tmp_path)
-    last = out / "checkpoints/step-000000005.npz"
-    data = bytearray(last.read_bytes())
-    data[len(data) // 2] ^= 1
-    last.write_bytes(data)
-    _, lines = trained(dataset, out)
-    assert "continuing after step 4" in lines
-    assert (
-        f"warning: {out}/checkpoints/step-000000005.npz is corrupt: continuing from the one before"
-        in capsys.readouterr().err
-    )
-    assert runs.metrics_of(out) == runs.metrics_of(finished)
-
-
-def test_nothing_but_corrupt_checkpoints_is_an_error(dataset: str, finished: Path, tmp_path: Path) -> None:
-    out = copied(finished, tmp_path)
-    for file in out.glob("checkpoints/step-*"):
-        file.write_bytes(file.read_bytes()[:100])
-    with pytest.raises(ImageShardsError, match=r"no save in .*/out/checkpoints can be read: delete them"):
-        trained(dataset, out)
 
 
 def edit(out: Path, change: Callable[[dict[str, Any], dict[str, Any]], object], *names: str) -> None:
@@ -199,41 +174,43 @@ BY_HAND: dict[str, Callable[[dict[str, Any], dict[str, Any]], object]] = {
     "a number of sums that is none": lambda document, _: document.update(more="2"),
     "an array of another shape": lambda _, arrays: arrays.update({"00000": arrays["00000"][..., :1]}),
     "no document": lambda document, _: document.clear(),
+    "NaN": lambda _, arrays: arrays["00000"].fill(np.nan),
 }
 LINE = {"epoch": 1, "phase": "train", "step": 5, "loss": 0.5, "accuracy": 0.5}
 
 
-@pytest.mark.parametrize("kind", BY_HAND)
-def test_checkpoints_that_no_training_wrote_are_an_error_of_one_line(
+def test_a_checkpoint_that_can_not_be_used_is_told_and_the_one_before_is_taken(
+    dataset: str, finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for kind, spoil in (
+        ("is corrupt", make.flip_byte),
+        ("holds NaN", lambda last: edit(last.parents[1], BY_HAND["NaN"], last.name)),
+    ):
+        out = copied(finished, tmp_path / kind)
+        spoil(last := out / "checkpoints/step-000000005.npz")
+        assert "continuing after step 4" in trained(dataset, out)[1]
+        assert f"warning: {last} {kind}: continuing from the one before\n" in capsys.readouterr().err
+        assert runs.metrics_of(out) == runs.metrics_of(finished)
+
+
+@pytest.mark.parametrize("kind", [*BY_HAND, "cut"])
+def test_checkpoints_none_of_which_can_be_used_are_an_error_of_one_line(
     dataset: str, finished: Path, tmp_path: Path, kind: str
 ) -> None:
     out = copied(finished, tmp_path)
-    edit(out, BY_HAND[kind])
+    if kind == "cut":
+        for file in out.glob("checkpoints/step-*"):
+            file.write_bytes(file.read_bytes()[:100])
+    else:
+        edit(out, BY_HAND[kind])
     with pytest.raises(ImageShardsError) as error:
         trained(dataset, out)
+    why = "holds NaN" if kind == "NaN" else "is corrupt"
     assert str(error.value) == (
-        f"{out}/checkpoints/step-000000004.npz is corrupt: no save in {out}/checkpoints can be read: delete them "
+        f"{out}/checkpoints/step-000000004.npz {why}: no save in {out}/checkpoints can be read: delete them "
         "to start again, or choose another folder"
     )
     assert error.value.exit_code == 1
-
-
-def test_a_checkpoint_with_nan_is_left_for_the_one_before_and_none_but_such_name_the_fix(
-    dataset: str, finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def diverge(_: Any, arrays: dict[str, Any]) -> None:
-        arrays["00000"].fill(np.nan)
-
-    out = copied(finished, tmp_path)
-    edit(out, diverge, "step-000000005.npz")
-    assert "continuing after step 4" in trained(dataset, out)[1]
-    said = f"warning: {out}/checkpoints/step-000000005.npz holds NaN: continuing from the one before\n"
-    assert said in capsys.readouterr().err
-    assert runs.metrics_of(out) == runs.metrics_of(finished)
-    unfinish(out)
-    edit(out, diverge)
-    with pytest.raises(ImageShardsError, match=r"4.npz holds NaN: no save in .* can be read: delete them"):
-        trained(dataset, out)
 
 
 def test_sums_of_another_shape_are_those_of_another_model(dataset: str, finished: Path, tmp_path: Path) -> None:
@@ -242,21 +219,6 @@ def test_sums_of_another_shape_are_those_of_another_model(dataset: str, finished
     edit(out, lambda document, arrays: arrays.update({f"{len(document['variables']):05}": np.zeros(3)}))
     with pytest.raises(ImageShardsError, match=r"checkpoints is of another model or another Keras; choose"):
         trained(dataset, out)
-
-
-def test_a_finished_training_without_its_end_was_not_written_by_train(
-    dataset: str, finished: Path, tmp_path: Path
-) -> None:
-    out = copied(finished, tmp_path)
-    run = json.loads((out / "run.json").read_text())
-    (out / "run.json").write_text(json.dumps({"finished": True, "configuration": run["configuration"]}))
-    with pytest.raises(UsageError, match=r"its run.json was not written by train; choose a new folder"):
-        trained(dataset, out)
-    (out / "run.json").write_text(json.dumps(run | {"finished": True}))
-    for text in ("{", '{"epoch": 1}\n'):
-        (out / "metrics.jsonl").write_text(text)
-        with pytest.raises(UsageError, match=r"its metrics.jsonl was not written by train; choose a new folder"):
-            trained(dataset, out)
 
 
 def test_checkpoints_that_are_due_at_the_end_of_an_epoch_are_written(
@@ -273,16 +235,12 @@ def test_checkpoints_that_are_due_at_the_end_of_an_epoch_are_written(
     assert saved == [(5, "to validate"), (10, "to validate"), (15, "to validate"), (15, "")]
 
 
-def test_a_loss_that_is_no_number_ends_the_training(dataset: str, tmp_path: Path) -> None:
-    with pytest.raises(ImageShardsError, match=r"the loss is (nan|inf) after step 5: lower --learning_rate"):
-        trained(dataset, tmp_path / "out", learning_rate=1e38)
-
-
-def test_a_loss_that_is_no_number_is_told_before_checkpoints_with_it_replace_the_last_without(
-    dataset: str, tmp_path: Path
+@pytest.mark.parametrize(("every", "steps"), [(1000, "5"), (1, "[23]")])
+def test_a_loss_that_is_no_number_ends_the_training_before_a_checkpoint_holds_it(
+    every: int, steps: str, dataset: str, tmp_path: Path
 ) -> None:
-    with pytest.raises(ImageShardsError, match=r"the loss is (nan|inf) after step [23]: lower --learning_rate"):
-        trained(dataset, tmp_path / "out", learning_rate=1e38, checkpoint_steps=1)
+    with pytest.raises(ImageShardsError, match=rf"the loss is (nan|inf) after step {steps}: lower --learning_rate"):
+        trained(dataset, tmp_path / "out", learning_rate=1e38, checkpoint_steps=every)
 
 
 def test_a_folder_whose_run_can_not_be_read_is_not_kept_locked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -296,9 +254,8 @@ def test_a_folder_whose_run_can_not_be_read_is_not_kept_locked(tmp_path: Path, m
     OutFolder(str(tmp_path / "out")).close()
 
 
-@pytest.mark.parametrize("names", [["$\\bad$", "$x^^$", "猫"]])
-def test_names_of_classes_are_no_formulas(names: list[str]) -> None:
-    assert confusion(np.eye(len(names)), tuple(names), "validation").startswith(b"\x89PNG")
+def test_names_of_classes_are_no_formulas() -> None:
+    assert confusion(np.eye(3), ("$\\bad$", "$x^^$", "猫"), "validation").startswith(b"\x89PNG")
 
 
 def test_the_curves_name_the_split_that_was_validated_on_or_say_that_none_was(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -327,7 +284,8 @@ def test_a_model_that_can_not_be_saved_is_one_line_and_once_it_can_it_is_not_tra
         "    def call(self, images):\n"
         "        return self.by(images)\n"
         "def model(shape, classes):\n"
-        "    return keras.Sequential([Scaled(lambda one: one / 9), keras.layers.Flatten(), keras.layers.Dense(classes)])\n"
+        "    layers = [Scaled(lambda one: one / 9), keras.layers.Flatten(), keras.layers.Dense(classes)]\n"
+        "    return keras.Sequential(layers)\n"
     )
     fixed = "    def get_config(self):\n        return {**super().get_config(), 'by': 'a number'}\ndef model"
     monkeypatch.chdir(tmp_path)
@@ -434,49 +392,27 @@ def test_a_verdict_needs_more_than_one_step(
 
 
 @pytest.mark.parametrize(
-    ("counts", "weights", "message"),
+    ("counts", "weights", "accuracy", "largest"),
     [
-        (
-            [[9, 0, 0], [35, 0, 0], [34, 0, 1]],
-            "none",
-            "0.127 is, within chance, no better than always answering 'b' (0.443)",
-        ),
-        (
-            [[2, 4, 4], [4, 4, 4], [4, 4, 4]],
-            "none",
-            "0.294 is, within chance, no better than always answering 'b' (0.353)",
-        ),
-        (
-            [[3, 4, 4], [4, 5, 4], [4, 4, 4]],
-            "x.h5",
-            "0.333 is, within chance, no better than always answering 'b' (0.361)",
-        ),
-        (
-            [[4, 1, 3], [2, 5, 3], [3, 3, 4]],
-            "none",
-            "0.464 is, within chance, no better than always answering 'b' (0.357)",
-        ),
-        (
-            [[99, 0, 0], [1, 0, 0], [0, 0, 0]],
-            "none",
-            "0.990 is, within chance, no better than always answering 'a' (0.990)",
-        ),
-        ([[1, 0, 0], [0, 1, 0], [0, 0, 0]], "none", ""),
-        ([[8, 1, 1], [1, 9, 2], [1, 1, 10]], "none", ""),
-        ([[500, 100, 0], [300, 300, 0], [0, 0, 0]], "none", ""),
+        ([[9, 0, 0], [35, 0, 0], [34, 0, 1]], "none", "0.127", "'b' (0.443)"),
+        ([[2, 4, 4], [4, 4, 4], [4, 4, 4]], "none", "0.294", "'b' (0.353)"),
+        ([[3, 4, 4], [4, 5, 4], [4, 4, 4]], "x.h5", "0.333", "'b' (0.361)"),
+        ([[4, 1, 3], [2, 5, 3], [3, 3, 4]], "none", "0.464", "'b' (0.357)"),
+        ([[99, 0, 0], [1, 0, 0], [0, 0, 0]], "none", "0.990", "'a' (0.990)"),
+        ([[1, 0, 0], [0, 1, 0], [0, 0, 0]], "none", "", ""),
+        ([[8, 1, 1], [1, 9, 2], [1, 1, 10]], "none", "", ""),
+        ([[500, 100, 0], [300, 300, 0], [0, 0, 0]], "none", "", ""),
     ],
 )
-def test_a_model_that_is_no_better_than_one_answer_is_told(counts: Any, weights: str, message: str) -> None:
+def test_a_model_that_is_no_better_than_one_answer_is_told(
+    counts: Any, weights: str, accuracy: str, largest: str
+) -> None:
     recipe: Any = SimpleNamespace(classes=("a", "b", "c"), options=SimpleNamespace(weights=weights))
     fix = "try --model MobileNetV2 --weights imagenet" if weights == "none" else "raise --epochs"
-    line = report.no_better(np.array(counts), recipe, 0.9)
-    assert line.startswith(f"validation accuracy {message}" if message else "") and line.endswith(
-        f": {fix}" if message else ""
-    )
-    assert bool(line) == bool(message)
-    line = report.no_better(np.array(counts), recipe, 1.0)
     overfits = f"it overfits, the training accuracy is 1.000; add images, or {fix.replace('raise', 'lower')}"
-    assert line.endswith(f": {overfits}" if message else "")
+    said = f"validation accuracy {accuracy} is, within chance, no better than always answering {largest}: "
+    for trained_to, end in ((0.9, fix), (1.0, overfits)):
+        assert report.no_better(np.array(counts), recipe, trained_to) == (said + end if accuracy else "")
 
 
 def test_a_corrupt_record_is_told_as_the_reader_says_it(dataset: str, tmp_path: Path) -> None:
