@@ -50,10 +50,9 @@ def test_the_models_of_keras_are_named_in_any_spelling_and_scale_as_their_module
 
 
 def test_a_typo_gets_the_nearest_name() -> None:
-    with pytest.raises(UsageError, match=r"^--model 'resnet51': did you mean ResNet50\?$"):
-        application_name("resnet51")
-    with pytest.raises(UsageError, match=r"^--model 'qqq': choose one of small_cnn, .*MobileNetV2, "):
-        application_name("qqq")
+    for typo, hint in (("resnet51", r"did you mean ResNet50\?$"), ("qqq", "choose one of small_cnn, .*MobileNetV2, ")):
+        with pytest.raises(UsageError, match=f"^--model '{typo}': {hint}"):
+            application_name(typo)
 
 
 @pytest.mark.parametrize(
@@ -85,13 +84,6 @@ def test_grey_images_are_shown_to_models_of_colours(tmp_path: Path) -> None:
     info = load_info(make_dataset(tmp_path / "1.0.0", {"train": [3]}, size=(32, 32), channels=1))
     for name in ("small_cnn", "MobileNet"):
         assert built(info, name).full(IMAGES[..., :1]).shape == (4, 3)
-
-
-def test_a_size_that_is_too_small_is_refused_before_a_download(info: DatasetInfo) -> None:
-    with pytest.raises(
-        UsageError, match="--image_size 32: InceptionV3 can't take it: Input size must be at least 75x75"
-    ):
-        built(info, "InceptionV3", weights="imagenet")
 
 
 def test_weights_that_can_not_be_downloaded_are_one_line_with_the_cause(
@@ -127,11 +119,6 @@ def test_fine_tuning_takes_the_copy_of_the_weights_that_keras_keeps_and_says_if_
     assert error.endswith("; if Keras' copy in ~/.keras/models is corrupt, delete it")
 
 
-def test_small_cnn_has_no_imagenet_weights(info: DatasetInfo) -> None:
-    with pytest.raises(UsageError, match="--weights imagenet: small_cnn has none"):
-        built(info, "small_cnn", weights="imagenet")
-
-
 @pytest.fixture(scope="module")
 def base_weights(tmp_path_factory: pytest.TempPathFactory) -> str:
     """Weights of a MobileNetV2 without its head, as Keras ships them."""
@@ -165,27 +152,36 @@ def test_transfer_trains_the_head_then_the_base_but_never_batch_normalization(
     assert any(variable.path in moved[1] for variable in model.base.variables)
 
 
-def test_weights_of_another_model_are_refused(info: DatasetInfo, base_weights: str) -> None:
-    with pytest.raises(UsageError, match="not of this model"):
-        built(info, "MobileNet", weights=base_weights)
-    with pytest.raises(UsageError, match="no such file; use none, imagenet or a file"):
-        built(info, "MobileNet", weights="nowhere.h5")
+@pytest.mark.parametrize(
+    ("model", "weights", "message"),
+    [
+        ("InceptionV3", "imagenet", "--image_size 32: InceptionV3 can't take it: Input size must be at least 75x75"),
+        ("small_cnn", "imagenet", "--weights imagenet: small_cnn has none"),
+        ("MobileNet", None, "not of this model"),
+        ("MobileNet", "nowhere.h5", "no such file; use none, imagenet or a file"),
+        ("EfficientNetB0", None, "Keras builds EfficientNetB0 in another way for imagenet than for a file"),
+    ],
+)
+def test_weights_that_do_not_fit_are_refused_before_a_download(
+    model: str, weights: str | None, message: str, info: DatasetInfo, base_weights: str
+) -> None:
+    with pytest.raises(UsageError, match=message):
+        built(info, model, weights=weights or base_weights)
 
 
-def test_weights_of_an_earlier_training_with_other_classes_give_its_base(info: DatasetInfo, tmp_path: Path) -> None:
-    other = load_info(make_dataset(tmp_path / "1.0.0", {"train": [3]}, size=(32, 32), classes=["a", "b"]))
-    earlier = built(other, "MobileNet", seed=3, image_size=64)  # Keras names its base by the size
-    earlier.full.save(tmp_path / "model.keras")
-    model = built(info, "MobileNet", weights=str(tmp_path / "model.keras"))
-    assert all(map(np.array_equal, model.base.get_weights(), earlier.base.get_weights()))
-
-
-def test_weights_of_small_cnn_are_where_the_training_of_all_its_layers_starts(
+def test_weights_of_an_earlier_training_give_its_base_or_where_all_layers_start(
     info: DatasetInfo, tmp_path: Path
 ) -> None:
+    other = load_info(make_dataset(tmp_path / "1.0.0", {"train": [3]}, size=(32, 32), classes=["a", "b"]))
+    file = tmp_path / "model.keras"
+    earlier = built(other, "MobileNet", seed=3, image_size=64)  # Keras names its base by the size
+    earlier.full.save(file)
+    assert all(
+        map(np.array_equal, built(info, "MobileNet", weights=file).base.get_weights(), earlier.base.get_weights())
+    )
     earlier = built(info, "small_cnn", seed=3)
-    earlier.full.save(tmp_path / "model.keras")
-    recipe = make_recipe(info, TrainOptions(weights=str(tmp_path / "model.keras"), image_size=32))
+    earlier.full.save(file)
+    recipe = make_recipe(info, TrainOptions(weights=str(file), image_size=32))
     model = build(info, recipe)
     assert [phase.name for phase in recipe.phases] == ["training"] and model.base is None
     assert all(map(np.array_equal, model.full.get_weights(), earlier.full.get_weights()))
@@ -220,13 +216,7 @@ def test_a_model_of_the_user_s(info: DatasetInfo, tmp_path: Path, monkeypatch: p
             built(info, name)
 
 
-def test_batch_normalization_is_found_however_deep_it_is(info: DatasetInfo, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_batch_normalization_is_found_however_deep_it_is() -> None:
     inner = keras.Sequential([keras.layers.BatchNormalization()])
-    full = keras.Sequential([keras.layers.Flatten(), inner, keras.layers.Dense(3)])
-    Model(full, None).synchronize(True)
+    Model(keras.Sequential([keras.layers.Flatten(), inner, keras.layers.Dense(3)]), None).synchronize(True)
     assert inner.layers[0].synchronized
-
-
-def test_efficient_nets_of_a_file_would_see_other_scales_and_are_refused(info: DatasetInfo, base_weights: str) -> None:
-    with pytest.raises(UsageError, match=r"Keras builds EfficientNetB0 in another way for imagenet than for a file"):
-        built(info, "EfficientNetB0", weights=base_weights)
