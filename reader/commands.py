@@ -45,7 +45,7 @@ from reader.select import Classes, parse_classes
 from reader.tools.hash import checked_sizes, dataset_hash
 from reader.tools.rejects import find_rejects
 from reader.training.model_names import application_name
-from reader.training.options import AUGMENTS, PRESETS, TrainOptions, check_backend, read_run
+from reader.training.options import AUGMENTS, TrainOptions, check_backend
 
 _WIDTH = 100
 _PROGRESS_S = 60  # between lines of progress in a pipe
@@ -56,7 +56,6 @@ _POSITIONAL = {
     "dataset": None,
     "run": None,
     "diff.other": "?",
-    "train.dataset": "?",
     "index.patterns": "+",
     "predict.photos": "+",
 }
@@ -71,7 +70,7 @@ _HELP: dict[str, tuple[str, str]] = {
     ),
     "split": ("SPLIT", "Split to read, such as train[:1000]."),
     "classes": ("NAMES", "Read these classes only, such as cat,dog; with new names: tabby=cat,tiger=cat."),
-    "run": ("RUN", "Folder or URL that imageshards train wrote to, such as runs/photos-1."),
+    "run": ("RUN", "Folder or URL that imageshards train wrote to, such as runs/photos."),
     "batch_size": ("N", "Images that the model gets at once."),
     "model": ("MODULE:FUNCTION", "Module to import if the model has layers of your own."),
     "hash": ("", "Print one SHA-256 over the manifest and all files that it names."),
@@ -109,8 +108,6 @@ _HELP: dict[str, tuple[str, str]] = {
     "image_key": ("NAME", "Feature of the encoded image (default: image or another common name)."),
     "class_key": ("NAME", "Feature of the class: an integer, or a one-hot list (default: class, label …)."),
     "labels_file": ("FILE", "Class names, a line for each id in order (default: the records')."),
-    "preset": ("|".join(PRESETS), "Defaults for a first look, or for a pre-trained model (default: quick)."),
-    "config": ("RUN.JSON", "Repeat the run of this file, also on another dataset or with other flags."),
     "evaluate.split": (
         "SPLIT",
         "Split to read, such as test or train[90%:] (default: test, else validation, else that of the training).",
@@ -541,22 +538,12 @@ def _index(given: Given) -> int:
     "datasets/photos/1.0.0 --model MobileNetV2 --weights imagenet",
     "0 trained, 1 stopped, or the dataset, its storage or the device failed",
 )
-def _train(
-    given: Given, dataset: str | None = None, preset: str | None = None, config: str | None = None, **flags: Any
-) -> int:
-    if preset is not None and config is not None:
-        raise UsageError("--preset doesn't go with --config, which has every option")
-    if dataset is None and config is None:
-        raise UsageError("give a dataset, or --config; see --help")
-    if config is not None:
-        options = TrainOptions.of_run(config, **flags)
-        dataset = dataset or read_run(config)["dataset"]["url"]
-    else:
-        options = TrainOptions.preset(preset or "quick", **flags)
-    application_name(options.model)  # a typo is reported before anything else
+def _train(given: Given, dataset: str, **flags: Any) -> int:
+    options = TrainOptions(**flags)
     check_backend(os.environ.get("KERAS_BACKEND", "tensorflow"))
-    info = load_info(dataset or "")
+    info = load_info(dataset)
     _import_backend()
+    application_name(options.model)  # a typo is reported before the devices are looked for
     from reader.training.fit import train  # Keras and its backend, seconds: only for this command
 
     logging.getLogger("reader").setLevel(logging.ERROR)  # `train` warns of a batch larger than the split itself
@@ -574,7 +561,7 @@ def _train(
     "Every record is read exactly once, as in training. OUT gets metrics.json (all numbers, every mistake), "
     "per_class.csv (precision and recall of each class), confusion.csv, confusion.png and, if there are mistakes, "
     "mistakes.png: the 25 most confident with their file names.",
-    "runs/photos-1 datasets/photos/1.0.0 --split test",
+    "runs/photos datasets/photos/1.0.0 --split test",
     "0 evaluated, 1 the training isn't finished, or the dataset or its storage can't be read",
 )
 def _evaluate(
@@ -605,7 +592,7 @@ def _evaluate(
     "Each photo is converted to the very bytes that the dataset's writer would store, and decoded as in training. "
     "Of a folder, all images in it and below are taken. A photo that can't be read is a line on stderr with the "
     "reason.",
-    "runs/photos-1 new.jpg folder gs://bucket/photos",
+    "runs/photos new.jpg folder gs://bucket/photos",
     "0 every photo has a prediction, 1 one has none, or the training isn't finished",
 )
 def _predict(

@@ -154,9 +154,10 @@ class Resume(keras.callbacks.Callback):  # type: ignore[misc]
         resume.fit(model, evals, epochs=10)
 
     However often it is stopped, the run sees the same batches and ends with the same weights, to the bit if its steps
-    are deterministic; epochs and validations stay where they were. If it has ended, the model gets its weights and
-    nothing is trained. A save is one file, written in one step, with all variables of model and optimizer, random
-    seeds of layers included, and the position; the last two are kept. While the loss is NaN nothing is saved.
+    are deterministic; epochs and validations stay where they were. If it has ended, also by EarlyStopping, the model
+    gets its weights, nothing is trained, and a line says so. A save is one file, written in one step, with all
+    variables of model and optimizer, random seeds of layers included, and the position; the last two are kept. While
+    the loss is NaN nothing is saved.
 
     After a stop within an epoch its loss and metrics are those of the steps that were left. What callbacks count
     (EarlyStopping, ReduceLROnPlateau) begins at the resume; a line says so. The learning rate itself is saved.
@@ -196,9 +197,9 @@ class Resume(keras.callbacks.Callback):  # type: ignore[misc]
         self._saves = Saves(self._given, _LOG.warning, is_written)
         self._packed = self._saves.newest(_progress)
         self._batches, self.epoch = batches.at(batches.start, rest=False), 0
-        state = batches.next_loop
+        state, self._is_stopped = batches.next_loop, False  # by EarlyStopping
         if self._packed is not None:
-            state, self.epoch = self._packed[1]
+            state, self.epoch, self._is_stopped = self._packed[1]
         try:
             self._batches.restore(state)
         except ValueError as error:
@@ -245,7 +246,11 @@ class Resume(keras.callbacks.Callback):  # type: ignore[misc]
             epochs=epochs,
             steps=len(self._batches),
         )
-        self._epochs, self._watched, model.stop_training = epochs, watched, False
+        self._epochs, self._watched, model.stop_training = epochs, watched, self._is_stopped
+        if self._is_stopped or self.epoch >= epochs:
+            by = " by EarlyStopping" * self._is_stopped
+            fix = "nothing is trained; choose another folder to train on"
+            _LOG.warning("%s is finished after epoch %d%s: %s", self._given, self.epoch, by, fix)
         watched.on_train_begin()
         while self.epoch < epochs and not model.stop_training:  # each epoch is a `fit`, so the rest of one can be, too
             model.fit(
@@ -259,6 +264,8 @@ class Resume(keras.callbacks.Callback):  # type: ignore[misc]
                 **more,
             )
         watched.on_train_end()
+        if self._is_stopped and history.epoch:
+            self._save(self._batches.next_loop, {"loss": history.history["loss"][-1]})  # of restored weights, too
         self._watched, model.history = None, history
         return history
 
@@ -327,7 +334,11 @@ class Resume(keras.callbacks.Callback):  # type: ignore[misc]
         self.epoch += has_ended
         self._watched.on_epoch_end(epoch, logs)
         self._random = torch_random()
-        if self._is_due() or self.epoch >= self._epochs or self.model.stop_training:
+        self._is_stopped = any(
+            isinstance(one, keras.callbacks.EarlyStopping) and one.stopped_epoch > 0 for one in self._watched.callbacks
+        )
+        is_last = self.epoch >= self._epochs or self.model.stop_training
+        if (self._is_due() or is_last) and not self._is_stopped:
             self._save(state, logs)
 
     def _is_due(self) -> bool:
@@ -339,10 +350,10 @@ class Resume(keras.callbacks.Callback):  # type: ignore[misc]
             _LOG.warning("the loss is NaN after step %d: not saved", self.step)
             return
         # Where JAX trains, `self.model` brings its variables up to date.
-        progress = {"state": state.to_dict(), "epoch": self.epoch}
+        progress = {"state": state.to_dict(), "epoch": self.epoch, "is_stopped": self._is_stopped}
         self._saves.write(self.step, pack_state(self.model, progress, torch_random()))
 
 
-def _progress(document: Mapping[str, Any]) -> tuple[State, int]:
-    """(where the next step begins, epochs that have ended), of a save."""
-    return State.parse(document["state"]), integer("epoch", document["epoch"], 0)
+def _progress(document: Mapping[str, Any]) -> tuple[State, int, bool]:
+    """(where the next step begins, epochs that have ended, whether EarlyStopping has ended the run), of a save."""
+    return State.parse(document["state"]), integer("epoch", document["epoch"], 0), document["is_stopped"] is True

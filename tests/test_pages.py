@@ -99,7 +99,7 @@ def imagenet(folder: Path) -> None:
 
 
 def trained_run(folder: Path) -> None:
-    options = imageshards.TrainOptions(out=str(folder / "runs/photos-1"), image_size=32, epochs=1)
+    options = imageshards.TrainOptions(out=str(folder / "runs/photos"), image_size=32, epochs=1)
     imageshards.train(folder / "datasets/photos/1.0.0", options)
 
 

@@ -47,11 +47,6 @@ class Devices:
         """Whether this process writes and reports what all of them do."""
         return self.process == 0
 
-    @property
-    def host(self) -> tuple[int, int]:
-        """The share of the records that is read here, as `train_batches` takes it."""
-        return self.process, self.processes
-
     def scope(self) -> AbstractContextManager[Any]:
         """In which variables are made."""
         return nullcontext() if self.strategy is None else self.strategy.scope()
@@ -90,15 +85,6 @@ def use_devices(options: TrainOptions) -> Iterator[Devices]:
         keras.distribution.set_distribution(distribution)
 
 
-def _check_cluster() -> None:
-    """Keras' `fit` can't train under MultiWorkerMirroredStrategy: github.com/keras-team/keras/issues/20585."""
-    if (workers := tensorflow_worker()[1]) > 1:
-        raise UsageError(
-            f"TF_CONFIG names {workers} workers: Keras trains on several hosts with JAX only; "
-            "set KERAS_BACKEND=jax, give --distributed and unset TF_CONFIG"
-        )
-
-
 def _absent(kind: str, why: str) -> ImageShardsError:
     return ImageShardsError(f"--device {kind}: none found: {why}")
 
@@ -109,7 +95,11 @@ def _absent(kind: str, why: str) -> ImageShardsError:
 def _of_tensorflow(options: TrainOptions) -> Devices:
     import tensorflow as tf
 
-    _check_cluster()
+    if (workers := tensorflow_worker()[1]) > 1:  # https://github.com/keras-team/keras/issues/20585
+        raise UsageError(
+            f"TF_CONFIG names {workers} workers: Keras trains on several hosts with JAX only; "
+            "set KERAS_BACKEND=jax, give --distributed and unset TF_CONFIG"
+        )
     wanted, missing = options.device, []
     if wanted in ("auto", "tpu"):
         try:
@@ -135,7 +125,9 @@ def _of_tensorflow(options: TrainOptions) -> Devices:
     strategy = tf.distribute.MirroredStrategy([one.name for one in devices]) if len(devices) > 1 else None
     kind = "gpu" if gpus else "cpu"
     description = f"{_named(kind, len(devices))} (TensorFlow{''.join(f'; {one}' for one in missing)})"
-    return Devices(kind, len(devices), description, strategy=strategy, capability=_tensorflow_capability(tf))
+    details = map(tf.config.experimental.get_device_details, tf.config.get_visible_devices("GPU"))
+    capability = min((one.get("compute_capability", ()) for one in details), default=())
+    return Devices(kind, len(devices), description, strategy=strategy, capability=capability)
 
 
 def _tpu_strategy() -> Any:
@@ -145,12 +137,6 @@ def _tpu_strategy() -> Any:
     resolver = tf.distribute.cluster_resolver.TPUClusterResolver(tpu="local")
     tf.tpu.experimental.initialize_tpu_system(resolver)
     return tf.distribute.TPUStrategy(resolver)
-
-
-def _tensorflow_capability(tf: Any) -> tuple[int, ...]:
-    gpus = tf.config.get_visible_devices("GPU")
-    details = map(tf.config.experimental.get_device_details, gpus)
-    return min((one.get("compute_capability", ()) for one in details), default=())
 
 
 # --- JAX

@@ -23,21 +23,20 @@ from reader.batches import eval_batches
 from reader.features import features_of
 from reader.hosts import integer
 from reader.info import DatasetInfo, load_info
-from reader.select import Classes, Selection, as_renames
+from reader.select import Classes, as_renames
 from reader.splits import overlap
 from reader.stream import EvalBatches
 from reader.tools.show import tiled
-from reader.training import pictures
-from reader.training.data import EVAL_SPLITS, choose_data
+from reader.training.data import EVAL_SPLITS, NO_VALIDATION
 from reader.training.metrics import (
+    CLASS_TABLE,
     MAX_CLASSES,
     ClassMetrics,
     class_metrics,
-    classes_csv,
     confusion_counts,
-    confusion_csv,
+    confusion_files,
 )
-from reader.training.out_folder import CLASS_TABLE, CONFUSION_FILE, CONFUSION_TABLE
+from reader.training.out_folder import usable
 from reader.training.run import Run, as_run
 
 _SPLITS = "test", *EVAL_SPLITS
@@ -141,39 +140,31 @@ def evaluate(
     """
     run, info = as_run(run), load_info(dataset)
     chosen = _classes(run, info, classes)
-    split, held_out = (split, None) if split else _default_split(run, info, chosen)
+    split = split or _default_split(run, info)
     batch_size = min(integer("batch_size", batch_size, 1), info.records(split))
     given = storage.join(run.url, "evaluation") if out is None else os.fspath(out)
-    folder = storage.normalize(given)
-    if why := "it is empty" if not given else storage.why_unusable(folder):
-        raise UsageError(f"--out {given!r}: {why}")
-    if os.path.isfile(folder):
-        raise UsageError(f"--out {given!r}: it is a file; choose a folder")
+    folder = usable(given)
     features = [schema.FILENAME_KEY] if schema.FILENAME_KEY in features_of(info) else []
     size = run.preprocessing.shape[:2]
     if info.image.channels != run.preprocessing.shape[2]:
         raise UsageError(f"{info.url} has {plural(info.image.channels, 'channel')}, the run another number")
-    which: dict[str, Any] = {"features": features, "classes": chosen, "where": held_out}
-    found = _Found(run, eval_batches(info, split, global_batch_size=batch_size, image_size=size, **which))
-    warnings = tuple(_warnings(run, info, "" if held_out else split))
-    result = found.result(info.url, f"{split}, held out" if held_out else split, given, warnings)
-    store = storage.open_storage(folder)
-    for name, data in found.files(result).items():
+    which: dict[str, Any] = {"features": features, "classes": chosen, "image_size": size}
+    found = _Found(run, eval_batches(info, split, global_batch_size=batch_size, **which))
+    result = found.result(info.url, split, given, tuple(_warnings(run, info, split)))
+    store, files = storage.open_storage(folder), found.files(result)
+    for name, data in files.items():
         store.write(storage.join(folder, name), data)
-    if not result.mistakes:
+    if _PICTURE not in files:
         store.delete(storage.join(folder, _PICTURE))  # of an earlier evaluation
     return result
 
 
-def _default_split(run: Run, info: DatasetInfo, classes: Classes) -> tuple[str, Selection | None]:
-    """The split to read, and which records of it, if the training has held out a part that no split string names."""
+def _default_split(run: Run, info: DatasetInfo) -> str:
     if named := next((name for name in _SPLITS if name in info.splits), None):
-        return named, None
-    if run.configuration["dataset"] == info.manifest["self_sha256"]:
-        train, evaluation = run.configuration.get("train_split", "train"), run.configuration.get("eval_split")
-        data = choose_data(info, train, evaluation, classes)
-        if data.evaluation:
-            return data.evaluation, data.validated if data.held_out else None
+        return named
+    validated = run.configuration.get("eval_split")
+    if run.configuration["dataset"] == info.manifest["self_sha256"] and validated not in (None, NO_VALIDATION):
+        return str(validated)
     raise UsageError(f"--split is missing: {info.url} has no test or validation, only {first_few(list(info.splits))}")
 
 
@@ -190,10 +181,10 @@ def _classes(run: Run, info: DatasetInfo, given: Classes) -> Mapping[str, str] |
 
 
 def _warnings(run: Run, info: DatasetInfo, split: str) -> Iterator[str]:
-    """Why the numbers may mislead; `split` is "" if its records are known to be new to the model."""
+    """Why the numbers may mislead."""
     is_same = run.configuration["dataset"] == info.manifest["self_sha256"]
     trained = run.configuration.get("train_split", "train")
-    if is_same and split and overlap(info.ranges(trained), info.ranges(split)):
+    if is_same and overlap(info.ranges(trained), info.ranges(split)):
         yield f"--split {split}: the accuracy on images that were trained on says little of others"
     options = run.preprocessing.options
     if (options is None) != (FOREIGN_KEY in info.manifest):
@@ -252,9 +243,7 @@ class _Found:
         """Name → content."""
         files = {"metrics.json": json.format(json.encode(result.document()), indent=1) + b"\n"}
         if self.counts is not None:
-            files[CLASS_TABLE] = classes_csv(result.classes)
-            files[CONFUSION_TABLE] = confusion_csv(self.counts, self._names)
-            files[CONFUSION_FILE] = pictures.confusion(self.counts, self._names, result.split)
+            files |= confusion_files(self.counts, self._names, result.split)
         if self.mistakes:
             pixels = [pixels for *_, pixels in sorted(self.worst, reverse=True)]
             files[_PICTURE] = _picture(self.mistakes[: len(pixels)], pixels)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 import signal
+import sys
 import tempfile
 import threading
 import time
@@ -18,7 +19,7 @@ import keras
 import numpy as np
 
 from beam_pipeline.errors import ImageShardsError, UsageError, from_worker
-from beam_pipeline.text import plural
+from beam_pipeline.text import one_line, plural
 from reader.info import DatasetInfo, load_info
 from reader.position import Position
 from reader.training import out_folder, pictures, report
@@ -26,11 +27,11 @@ from reader.training.checkpoint import Checkpoints
 from reader.training.compile import LOSS, TOP_ACCURACY, compile_for
 from reader.training.devices import Devices, use_devices
 from reader.training.inputs import Inputs
-from reader.training.metrics import MAX_CLASSES, class_metrics, classes_csv, confusion_counts, confusion_csv
+from reader.training.metrics import MAX_CLASSES, confusion_counts, confusion_files
 from reader.training.models import Model, build
 from reader.training.options import Phase, Recipe, TrainOptions, make_recipe, warnings
 from reader.training.out_folder import OutFolder, open_out
-from reader.training.report import Speed, summary_lines, warn
+from reader.training.report import Clocks, summary_lines, warn
 from reader.training.steps import StepWatch
 
 Tell = Callable[[str], None]
@@ -56,18 +57,21 @@ class TrainResult:
     verdict: str
 
     def __repr__(self) -> str:
-        best = next((line for line in self.epochs if line["epoch"] == self.best_epoch), None)
-        if best is None:  # somebody deleted metrics.jsonl
-            return f"{self.verdict}\n{self.out}/{out_folder.MODEL_FILE}"
-        what, name = ("validation", "val_accuracy") if "val_accuracy" in best else ("training", "accuracy")
-        epoch = f"epoch {self.best_epoch} of {len(self.epochs)}"
-        return f"{self.verdict}\n{what} accuracy {best[name]:.3f} ({epoch}): {self.out}/{out_folder.MODEL_FILE}"
+        accuracy = ""
+        for best in self.epochs[self.best_epoch - 1 : self.best_epoch]:  # none if somebody deleted metrics.jsonl
+            what, name = ("validation", "val_accuracy") if "val_accuracy" in best else ("training", "accuracy")
+            accuracy = f"{what} accuracy {best[name]:.3f} (epoch {self.best_epoch} of {len(self.epochs)}): "
+        return f"{self.verdict}\n{accuracy}{self.out}/{out_folder.MODEL_FILE}"
+
+
+def _say_nothing(line: str) -> None:
+    """`report` of every process but the first, and if none is given."""
 
 
 def train(
     dataset: DatasetInfo | str | os.PathLike[str],
     options: TrainOptions | None = None,
-    report: Tell = lambda line: None,
+    report: Tell = _say_nothing,
     command: str = "",
 ) -> TrainResult:
     """Train an image classifier, or resume an unfinished run, and write all that comes out of it.
@@ -75,7 +79,8 @@ def train(
     Args:
         dataset: what `load_info` returned, or the URL.
         options: what to train and how; None lets the dataset decide.
-        report: is given a line at the beginning and after each epoch, such as `print`.
+        report: is given a line at the beginning and after each epoch, such as `print`; on a terminal Keras then shows
+            its progress bar, too.
         command: the command line, for run.json.
 
     Raises:
@@ -105,10 +110,6 @@ def train(
             out.close()
 
 
-def _say_nothing(line: str) -> None:
-    """`report` of every process but the first."""
-
-
 class _Training:
     """A run in this process.
 
@@ -119,19 +120,13 @@ class _Training:
     """
 
     def __init__(
-        self,
-        info: DatasetInfo,
-        recipe: Recipe,
-        devices: Devices,
-        out: OutFolder,
-        tell: Tell,
-        command: str,
+        self, info: DatasetInfo, recipe: Recipe, devices: Devices, out: OutFolder, tell: Tell, command: str
     ) -> None:
         self._info, self._recipe, self._devices, self._out, self._tell = info, recipe, devices, out, tell
         self._stop = threading.Event()  # set by a signal
         self._inputs = Inputs(info, recipe, devices)
         self._run = report.run_document(info, recipe, devices, command)
-        self._speed, self._compiles, self._sync_calls = Speed(), True, 0
+        self._clocks, self._compiles, self._sync_calls = np.zeros(4), True, 0
         self._sums: list[Any] = []  # of the metrics in training
         self._checkpoints = Checkpoints(out, recipe, self._inputs.begin, devices.is_first)
         self._at = self._checkpoints.at
@@ -159,8 +154,8 @@ class _Training:
                     self._sums = [variable for metric in metrics for variable in metric.variables]
                     self._checkpoints.restore(self._model.full)
                 while not self._has_ended(phase):
-                    speed = self._train_epoch() if self._at.logs is None else Speed()
-                    self._end_epoch(phase, dict(self._at.logs or {}) | self._validate(), speed)
+                    clocks = self._train_epoch() if self._at.logs is None else np.zeros(4)
+                    self._end_epoch(phase, dict(self._at.logs or {}) | self._validate(), clocks)
             self._save()  # so that a disk that is full now costs nothing
             return self._finish()
 
@@ -202,19 +197,17 @@ class _Training:
         self._tell(f"early stopping: no lower validation loss for {plural(patience, 'epoch')}")
         return True
 
-    def _train_epoch(self) -> Speed:
-        """Make the steps of an epoch that are left."""
+    def _train_epoch(self) -> Clocks:
+        """Make the steps of an epoch that are left; how long they took."""
         epoch, steps, first = len(self._at.lines), self._recipe.steps, self._at.step
-        progress = report.ProgressLine(epoch, self._recipe, self._tell)
-        start = self._clock(0)
+        start = self._read_clocks(0)
 
         def before(begun: int, logs: dict[str, float] | None) -> None:
             nonlocal start
             if begun:
                 self._at.step = first + begun
             if begun == 1 and self._compiles:  # the first step isn't timed
-                self._compiles, start = False, self._clock(begun)
-            progress.step(self._at.step - epoch * steps, logs[LOSS] if logs else None)
+                self._compiles, start = False, self._read_clocks(begun)
             if self._is_stopped():
                 self._save_and_stop()
             if self._is_due():
@@ -223,17 +216,17 @@ class _Training:
                 self._save()
 
         watch = StepWatch(before, lambda: self._checkpoints.restore_sums(self._sums))
-        try:
-            data = self._inputs.training(self._begin.at(first))
-            history = self._model.full.fit(data, verbose=0, shuffle=False, callbacks=[watch]).history
-        finally:
-            progress.end()
+        bar = keras.callbacks.ProgbarLogger()
+        bar.async_safe = True  # else the device would wait for it after each step
+        is_shown = self._tell is not _say_nothing and sys.stdout.isatty()
+        data = self._inputs.training(self._begin.at(first))
+        history = self._model.full.fit(data, verbose=int(is_shown), shuffle=False, callbacks=[watch, bar]).history
         self._at.step = (epoch + 1) * steps
         self._at.logs = {name: values[-1] for name, values in history.items()}
         self._check_loss(self._at.logs[LOSS])
         if self._is_due():  # the epoch needn't be trained again if it isn't validated
             self._save()
-        return self._clock(self._at.step - first).since(start)
+        return self._read_clocks(self._at.step - first) - start
 
     def _check_loss(self, loss: float) -> None:
         if not math.isfinite(loss):
@@ -247,17 +240,16 @@ class _Training:
         logs = self._model.full.evaluate(data, verbose=0, return_dict=True, callbacks=[watch])
         return {f"val_{name}": value for name, value in logs.items()}
 
-    def _clock(self, steps: int) -> Speed:
-        """What the clocks show after some steps."""
+    def _read_clocks(self, steps: int) -> Clocks:
         images = steps * self._recipe.batch_size
-        return Speed(time.perf_counter(), self._inputs.waited_s, time.process_time(), images)
+        return np.array([time.perf_counter(), self._inputs.waited_s, time.process_time(), images])
 
-    def _end_epoch(self, phase: Phase, logs: dict[str, float], speed: Speed) -> None:
+    def _end_epoch(self, phase: Phase, logs: dict[str, float], clocks: Clocks) -> None:
         line: Line = {"epoch": len(self._at.lines) + 1, "phase": phase.name, "step": self._at.step}
         for name, key in (("loss", LOSS), ("accuracy", "accuracy"), (TOP_ACCURACY, TOP_ACCURACY)):
             line |= {f"{of}{name}": round(float(logs[of + key]), 6) for of in ("", "val_") if of + key in logs}
-        self._speed = self._speed.plus(speed)
-        self._at.lines.append(line | (speed.document() if speed.seconds else {}))
+        self._clocks += clocks
+        self._at.lines.append(line | report.speed(clocks))
         self._at.logs = None
         if (best := self._best_with_weights()) and best["step"] == self._at.step:
             self._checkpoints.keep_best(self._model.full)
@@ -273,35 +265,47 @@ class _Training:
     # --- the end
 
     def _finish(self) -> TrainResult:
-        out, lines, model = self._out, self._at.lines, self._model
+        out, lines, model, recipe = self._out, self._at.lines, self._model, self._recipe
         model.synchronize(False)  # other backends can't
         if self._devices.is_first:
-            out.write(out_folder.LAST_MODEL_FILE, _saved(model))
+            out.write(out_folder.LAST_MODEL_FILE, _saved(model, recipe))
         if best := self._best_with_weights():
             self._checkpoints.restore_best(model.full)
-        counts = _confusion(self._info, self._recipe, self._devices, self._inputs, model)
-        verdict, number = report.verdict(self._speed, self._info, self._recipe), int((best or lines[-1])["epoch"])
+        counts = _confusion(self._info, recipe, self._devices, self._inputs, model)
+        verdict, number = report.verdict(self._clocks, self._info, recipe), int((best or lines[-1])["epoch"])
+        split = recipe.data.evaluation or ""
         if self._devices.is_first:
-            if counts is not None and (line := report.no_better(counts, self._recipe, lines[-1]["accuracy"])):
-                report.warn(line)
-            out.write(out_folder.MODEL_FILE, _saved(model))
-            _write_tables(out, self._recipe, lines, number, counts)
+            files = {
+                out_folder.MODEL_FILE: _saved(model, recipe),
+                out_folder.LABELS_FILE: "".join(f"{label}\n" for label in recipe.classes).encode(),
+                out_folder.CURVES_FILE: pictures.curves(lines, number, split),
+            }
+            if counts is not None:
+                files |= confusion_files(counts, recipe.classes, split)
+                if line := report.no_better(counts, recipe, lines[-1]["accuracy"]):
+                    warn(line)
+            for name, data in files.items():
+                out.write(name, data)
         self._run |= {"finished": True, "best_epoch": number, "verdict": verdict, **report.mean_speed(lines)}
         out.write_run(self._run)
         return TrainResult(out.as_given, self._devices.description, tuple(lines), number, verdict)
 
 
-def _saved(model: Model) -> bytes:
+def _saved(model: Model, recipe: Recipe) -> bytes:
     """A .keras file, without the optimizer, which would triple it; a run resumes from its checkpoints."""
     saved = keras.Model(model.full.input, model.full.output, name=model.full.name)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, out_folder.MODEL_FILE)
-        saved.save(path)
+        try:
+            saved.save(path)
+        except (NotImplementedError, TypeError, ValueError) as error:
+            why = f"{one_line(error)[:200]}; give its layers a get_config and run the same command again, to save it"
+            raise ImageShardsError(f"--model {recipe.model!r} can't be saved: {why}") from error
         return path.read_bytes()
 
 
 def _confusion(info: DatasetInfo, recipe: Recipe, devices: Devices, inputs: Inputs, model: Model) -> Any:
-    """Counts [classes, classes] of what is validated on, or None."""
+    """Counts [classes, classes] of what is validated on, by all processes; or None."""
     classes, full = len(recipe.classes), model.full
     if inputs.evals is None or classes > MAX_CLASSES:
         return None
@@ -320,18 +324,6 @@ def _confusion(info: DatasetInfo, recipe: Recipe, devices: Devices, inputs: Inpu
 
         counts = np.asarray(multihost_utils.process_allgather(counts)).sum(axis=0)
     return counts
-
-
-def _write_tables(out: OutFolder, recipe: Recipe, lines: list[Line], best: int, counts: Any) -> None:
-    """classes.txt, curves.png, and what says which class was taken for which, if that was counted."""
-    classes = recipe.classes
-    out.write(out_folder.LABELS_FILE, "".join(f"{label}\n" for label in classes).encode())
-    out.write(out_folder.CURVES_FILE, pictures.curves(lines, best))
-    if counts is not None:
-        split = recipe.data.held_out or recipe.data.evaluation or ""
-        out.write(out_folder.CONFUSION_FILE, pictures.confusion(counts, classes, split))
-        out.write(out_folder.CONFUSION_TABLE, confusion_csv(counts, classes))
-        out.write(out_folder.CLASS_TABLE, classes_csv(class_metrics(counts, classes)))
 
 
 @contextmanager

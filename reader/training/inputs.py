@@ -28,28 +28,20 @@ class Inputs:
     """
 
     def __init__(self, info: DatasetInfo, recipe: Recipe, devices: Devices) -> None:
-        size: dict[str, Any] = {"global_batch_size": recipe.batch_size, "image_size": recipe.image_size}
+        same: dict[str, Any] = {"global_batch_size": recipe.batch_size, "image_size": recipe.image_size}
+        same |= {"cache": recipe.options.cache, "host": (devices.process, devices.processes)}
         self._train = train_batches(
             info,
             recipe.data.train,
             seed=recipe.options.seed,
             augment=BY_NAME.get(recipe.options.augment),
-            cache=recipe.options.cache,
-            host=devices.host,
             where=recipe.data.selected,
             balance="classes" if recipe.options.balance == "classes" else None,
-            **size,
+            **same,
         )
         self.evals: EvalBatches | None = None
         if recipe.data.evaluation is not None:
-            self.evals = eval_batches(
-                info,
-                recipe.data.evaluation,
-                cache=recipe.options.cache,
-                host=devices.host,
-                where=recipe.data.validated,
-                **size,
-            )
+            self.evals = eval_batches(info, recipe.data.evaluation, where=recipe.data.validated, **same)
         self.waited_s = 0.0
 
     @property

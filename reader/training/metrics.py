@@ -11,8 +11,10 @@ import numpy as np
 import numpy.typing as npt
 
 from beam_pipeline.text import name_line
+from reader.training import pictures
 
 MAX_CLASSES = 1000  # of a confusion matrix
+CLASS_TABLE = "per_class.csv"
 
 
 def confusion_counts(labels: npt.NDArray[Any], predicted: npt.NDArray[Any], classes: int) -> npt.NDArray[np.int64]:
@@ -49,6 +51,15 @@ def class_metrics(counts: npt.NDArray[Any], classes: Sequence[str]) -> list[Clas
 
 def _share(part: int, of: int) -> float | None:
     return round(part / of, 6) if of else None
+
+
+def confusion_files(counts: npt.NDArray[Any], classes: Sequence[str], split: str) -> dict[str, bytes]:
+    """Name → content of the files on which class was taken for which."""
+    return {
+        CLASS_TABLE: classes_csv(class_metrics(counts, classes)),
+        "confusion.csv": confusion_csv(counts, classes),
+        "confusion.png": pictures.confusion(counts, classes, split),
+    }
 
 
 def classes_csv(metrics: Sequence[ClassMetrics]) -> bytes:

@@ -1,4 +1,4 @@
-"""The models that `--model` knows by name, so that `--help` and a typo need not import Keras; modules of one's own."""
+"""What `--model` names: a model of `keras.applications`, in any spelling, or a function in a module of one's own."""
 
 from __future__ import annotations
 
@@ -12,25 +12,6 @@ from beam_pipeline.errors import UsageError
 from beam_pipeline.text import one_line
 
 SMALL_CNN = "small_cnn"
-# Module of `keras.applications` → its models. A test compares them.
-_APPLICATIONS = {
-    "convnext": "ConvNeXtTiny ConvNeXtSmall ConvNeXtBase ConvNeXtLarge ConvNeXtXLarge",
-    "densenet": "DenseNet121 DenseNet169 DenseNet201",
-    "efficientnet": " ".join(f"EfficientNetB{number}" for number in range(8)),
-    "efficientnet_v2": " ".join(f"EfficientNetV2{size}" for size in ("B0", "B1", "B2", "B3", "S", "M", "L")),
-    "inception_resnet_v2": "InceptionResNetV2",
-    "inception_v3": "InceptionV3",
-    "mobilenet": "MobileNet",
-    "mobilenet_v2": "MobileNetV2",
-    "mobilenet_v3": "MobileNetV3Small MobileNetV3Large",
-    "nasnet": "NASNetMobile NASNetLarge",
-    "resnet": "ResNet50 ResNet101 ResNet152",
-    "resnet_v2": "ResNet50V2 ResNet101V2 ResNet152V2",
-    "vgg16": "VGG16",
-    "vgg19": "VGG19",
-    "xception": "Xception",
-}
-MODULES = {name: module for module, names in _APPLICATIONS.items() for name in names.split()}
 
 
 def users_module(written: str, is_first: bool = True) -> ModuleType:
@@ -54,10 +35,16 @@ def application_name(given: str) -> str:
     """
     if ":" in given or given == SMALL_CNN:
         return given
-    plain = {name.lower(): name for name in (SMALL_CNN, *MODULES)}
-    key = given.lower().replace("_", "").replace("-", "")
-    if key in plain:
-        return plain[key]
-    nearest = get_close_matches(key, plain, n=1)
-    hint = f"did you mean {plain[nearest[0]]}?" if nearest else "see --help"
+    import keras
+
+    names = [SMALL_CNN, *(name for name, one in vars(keras.applications).items() if callable(one))]
+    plain: dict[str, str] = {_plain(name): name for name in names}
+    if (found := plain.get(_plain(given))) is not None:
+        return found
+    nearest = get_close_matches(_plain(given), plain, n=1)
+    hint = f"did you mean {plain[nearest[0]]}?" if nearest else f"choose one of {', '.join(names)}"
     raise UsageError(f"--model {given!r}: {hint}")
+
+
+def _plain(name: str) -> str:
+    return name.lower().replace("_", "").replace("-", "")

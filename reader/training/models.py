@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import importlib
 import os
-import tempfile
+import sys
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 from warnings import catch_warnings, simplefilter
@@ -12,7 +11,7 @@ from warnings import catch_warnings, simplefilter
 from beam_pipeline.errors import ImageShardsError, UsageError
 from beam_pipeline.text import one_line
 from reader.info import DatasetInfo
-from reader.training.model_names import MODULES, SMALL_CNN, users_module
+from reader.training.model_names import SMALL_CNN, users_module
 from reader.training.options import Recipe
 
 _SCALED_BY_WEIGHTS = "EfficientNetB"  # with `imagenet` these have a layer more, which has no variables
@@ -114,31 +113,27 @@ def _application(recipe: Recipe, images: Any, classes: int) -> tuple[Any, Any]:
     name, weights = recipe.model, recipe.options.weights
     if images.shape[-1] == 1:
         images = keras.layers.Concatenate(dtype="float32")([images] * 3)  # the models are for colours
-    module = importlib.import_module(f"keras.applications.{MODULES[name]}")
+    builder = getattr(keras.applications, name)
     arguments = {"include_top": False, "pooling": "avg", "input_shape": images.shape[1:]}
     try:
-        base = getattr(keras.applications, name)(weights=None, **arguments)
+        base = builder(weights=None, **arguments)
     except ValueError as error:
         raise UsageError(f"--image_size {recipe.image_size}: {name} can't take it: {one_line(error)}") from None
     if weights == "imagenet":
         try:
-            base = getattr(keras.applications, name)(weights="imagenet", **arguments)
-        except (OSError, ValueError) as error:
-            raise ImageShardsError(
-                f"--weights imagenet: can't be read: {one_line(error)}; if Keras' copy in ~/.keras/models is corrupt, "
-                "delete it"
-            ) from None
+            base = builder(weights="imagenet", **arguments)
         except Exception as error:  # what Keras raises if a download fails has no kind of its own
-            raise ImageShardsError(
-                f"--weights imagenet: can't be downloaded: {one_line(error)}; get them elsewhere and give "
-                "--weights FILE"
-            ) from None
+            what, fix = "downloaded", "get them elsewhere and give --weights FILE"
+            if isinstance(error, OSError | ValueError):
+                what, fix = "read", "if Keras' copy in ~/.keras/models is corrupt, delete it"
+            raise ImageShardsError(f"--weights imagenet: can't be {what}: {one_line(error)}; {fix}") from None
     elif name.startswith(_SCALED_BY_WEIGHTS) and weights != "none":
         raise UsageError(
             f"--weights {weights!r}: Keras builds {name} in another way for imagenet than for a file; give imagenet "
             "(on a machine without a network, copy ~/.keras/models)"
         )
-    features = base(module.preprocess_input(images), training=False if weights != "none" else None)
+    scaled = sys.modules[builder.__module__].preprocess_input(images)
+    features = base(scaled, training=False if weights != "none" else None)
     features = keras.layers.Dropout(_DROPOUT)(features)
     return keras.layers.Dense(classes, dtype="float32")(features), base
 
@@ -161,20 +156,7 @@ def _users_model(written: str, images: Any, classes: int) -> Any:
             f"--model {written!r}: it returned {made}; return a Keras model from images of 0 to 255 to logits "
             f"[batch, {classes}]"
         )
-    _check_can_be_saved(model, written)
     return keras.layers.Activation("linear", dtype="float32")(logits)
-
-
-def _check_can_be_saved(model: Any, written: str) -> None:
-    """Not after hours of training."""
-    with tempfile.TemporaryDirectory() as folder:
-        try:
-            model.save(os.path.join(folder, "model.keras"))
-        except (NotImplementedError, TypeError, ValueError) as error:
-            reason = one_line(error)[:200]
-            raise UsageError(
-                f"--model {written!r}: it can't be saved: {reason}; give its layers a get_config"
-            ) from None
 
 
 def _load(model: Model, weights: str) -> None:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import math
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any, NamedTuple
 
-from beam_pipeline import storage
 from beam_pipeline.errors import UsageError
 from beam_pipeline.schema.manifest import FOREIGN_KEY
 from beam_pipeline.text import first_few, plural
@@ -17,8 +16,7 @@ from reader.info import DatasetInfo
 from reader.select import parse_classes
 from reader.training import data
 from reader.training.data import NO_VALIDATION, Data, choose_data, class_counts
-from reader.training.model_names import MODULES, SMALL_CNN, application_name
-from reader.training.values import INTEGER, POSITIVE, integer_from, one_of
+from reader.training.model_names import SMALL_CNN, application_name
 
 _SMALL_SIDE = 96  # of small_cnn by default: on the sample data it learns in half the epochs that 224 pixels take
 _SMALL_BATCH, _LARGE_BATCH = 8, 64
@@ -27,41 +25,42 @@ _FINE_TUNING_RATE = 0.01  # of the head's
 _WARM_UP = 0.05  # of a phase's updates
 _DECAY = {"adamw": 0.01}
 
-
-# What `--preset` chooses; flags that are given as well change it.
-PRESETS: dict[str, dict[str, Any]] = {
-    "quick": {},
-    "finetune": {
-        "model": "MobileNetV2",
-        "weights": "imagenet",
-        "epochs": 5,
-        "fine_tune_epochs": 10,
-        "optimizer": "adamw",
-        "early_stopping": 3,
-    },
-}
-
 # What `--augment` of `train` and `show` takes, besides none: the keys of `reader.augment.BY_NAME`, without Pillow.
 AUGMENTS = ("flip", "flip_crop", "random_resized_crop")
 
 # Options that don't affect the result: they may change when a run resumes.
-_MAY_CHANGE = {
-    "out",
-    "device",
-    "distributed",
-    "cache",
-    "checkpoint_steps",
-}
+_MAY_CHANGE = {"out", "device", "distributed", "cache", "checkpoint_steps"}
 
 
 def _option(default: Any, metavar: str, text: str, read: Callable[[Any], Any] = os.fspath) -> Any:
-    """A field that is a flag of the command: its metavar and help, and what checks its value."""
+    """A field that is a flag of the command: its metavar and help, and what checks its value, which may be text."""
     return field(default=default, metadata={"metavar": metavar, "help": text, "read": read})
 
 
 def _choice(default: str, choices: str, text: str) -> Any:
     """A field that takes one of the words `a|b|c`."""
-    return _option(default, choices, f"{text} (default: %(default)s).", one_of(choices))
+
+    def read(value: object) -> object:
+        if value not in choices.split("|"):
+            raise ValueError(f"choose one of {choices.replace('|', ', ')}")
+        return value
+
+    return _option(default, choices, f"{text} (default: %(default)s).", read)
+
+
+def _number(default: float | None, text: str, minimum: float = -math.inf, kind: type[int] | type[float] = int) -> Any:
+    """A field that takes an integer from a minimum on, or a finite number above it."""
+    what = "an integer" if kind is int else f"a number above {minimum}"
+    what += f" from {minimum}" if kind is int and minimum > -math.inf else ""
+
+    def read(value: object) -> float:
+        with suppress(ValueError):
+            number = kind(str(value))
+            if number >= minimum if kind is int else minimum < number < math.inf:
+                return number
+        raise ValueError(f"give {what}")
+
+    return _option(default, "N" if kind is int else "R", text, read)
 
 
 @dataclass(frozen=True)
@@ -74,39 +73,32 @@ class TrainOptions:
         UsageError: a value can't be used; the text of one can, as on the command line.
     """
 
-    out: str | None = _option(None, "OUT", "Folder or URL for all that comes out (default: runs/NAME-N).")
+    out: str | None = _option(None, "OUT", "Folder or URL for all that comes out (default: runs/NAME).")
     model: str = _option(
         SMALL_CNN,
         "MODEL",
-        f"One of {SMALL_CNN}, {', '.join(MODULES)}; or package.module:function (default: %(default)s).",
+        f"One of {SMALL_CNN}, any model of keras.applications, such as MobileNetV2, or package.module:function "
+        "(default: %(default)s).",
     )
     weights: str = _option(
         "none",
         "WEIGHTS",
         "One of none, imagenet, or a file (.keras, or .h5 of weights). With weights, --epochs train a new head on a "
-        "frozen model, then --fine_tune_epochs all of it but BatchNormalization (default: %(default)s).",
+        "frozen model, then half as many all of it but BatchNormalization (default: %(default)s).",
     )
-    epochs: int | None = _option(None, "N", "Epochs (default: 6, more for 150 updates).", integer_from(1))
-    fine_tune_epochs: int | None = _option(
-        None, "N", "Epochs of fine-tuning; with --weights (default: half).", integer_from(0)
-    )
-    batch_size: int | None = _option(
-        None, "N", "Images in a step, over all devices (default: 8 to 64).", integer_from(1)
-    )
-    image_size: int | None = _option(
-        None,
-        "N",
-        "Side in pixels of what the model sees (default: as stored; at most 96 for small_cnn).",
-        integer_from(16),
+    epochs: int | None = _number(None, "Epochs (default: 6, more for 150 updates).", 1)
+    batch_size: int | None = _number(None, "Images in a step, over all devices (default: 8 to 64).", 1)
+    image_size: int | None = _number(
+        None, "Side in pixels of what the model sees (default: as stored; at most 96 for small_cnn).", 16
     )
     optimizer: str = _choice("adam", "adam|adamw|sgd", "Optimizer; sgd has Nesterov momentum of 0.9")
-    learning_rate: float | None = _option(
+    learning_rate: float | None = _number(
         None,
-        "R",
         "Peak learning rate (default: of adam and adamw 0.001 at a batch of 64, of small_cnn 0.003, growing with the "
         "square root of the batch, arxiv.org/abs/2205.10287; of sgd 0.1 at 256, growing with the batch, "
         "arxiv.org/abs/1706.02677).",
-        POSITIVE,
+        0,
+        float,
     )
     classes: Mapping[str, str] | None = _option(
         None,
@@ -121,42 +113,19 @@ class TrainOptions:
         "auto|none|bfloat16|float16",
         "With auto, bfloat16 on TPUs and new GPUs, float16 on older GPUs, none on CPUs",
     )
-    seed: int = _option(
-        0, "N", "Seed of the order, the augmentation and the initial weights (default: %(default)s).", INTEGER
-    )
+    seed: int = _number(0, "Seed of the order, the augmentation and the initial weights (default: %(default)s).")
     train_split: str = _option("train", "SPLIT", "Split to train on, such as train[:80%%] (default: %(default)s).")
     eval_split: str | None = _option(
         None,
         "SPLIT",
-        "Split to validate on, or none (default: validation, or val; without either a tenth of train is held out).",
+        "Split to validate on, or none (default: validation, or val; without either a tenth of train is held out, of "
+        "third-party files nothing).",
     )
-    early_stopping: int | None = _option(
-        None, "N", "Stop after N epochs without a lower validation loss.", integer_from(1)
-    )
+    early_stopping: int | None = _number(None, "Stop after N epochs without a lower validation loss.", 1)
     cache: str | None = _option(None, "DIR", "Keep what was read from remote storage in this folder; or memory.")
     device: str = _choice("auto", "auto|tpu|gpu|cpu", "What to train on")
     distributed: bool = _option(False, "", "This process is one of several (JAX only).", bool)
-    checkpoint_steps: int = _option(
-        1000, "N", "Steps from one checkpoint to the next (default: %(default)s).", integer_from(1)
-    )
-
-    @classmethod
-    def preset(cls, name: str, **options: Any) -> TrainOptions:
-        """The options of `--preset`, and those given. Raises UsageError."""
-        if name not in PRESETS:
-            raise UsageError(f"--preset {name!r}: choose one of {', '.join(PRESETS)}")
-        return cls(**{**PRESETS[name], **options})
-
-    @classmethod
-    def of_run(cls, file: str | os.PathLike[str], **options: Any) -> TrainOptions:
-        """The options that repeat the run of a run.json (`--config`), and those given. Raises UsageError."""
-        known = {option.name for option in fields(cls)}
-        configuration = {name: value for name, value in read_run(file)["configuration"].items() if name != "dataset"}
-        if "model" not in options and ":" in str(own := configuration.get("model")):  # the file may be a stranger's
-            raise UsageError(f"--config {os.fspath(file)!r}: it names {own!r}, a module to import: give --model, too")
-        if unknown := sorted(configuration.keys() - known):
-            raise UsageError(f"--config {os.fspath(file)!r}: another version of imageshards wrote it: {unknown[0]}")
-        return cls(**{**configuration, **options})
+    checkpoint_steps: int = _number(1000, "Steps from one checkpoint to the next (default: %(default)s).", 1)
 
     def __post_init__(self) -> None:
         for option in fields(self):
@@ -166,21 +135,6 @@ class TrainOptions:
                     object.__setattr__(self, option.name, option.metadata["read"](value))
                 except (TypeError, ValueError) as error:
                     raise UsageError(f"--{option.name} {str(value)!r}: {error}") from None
-
-
-def read_run(file: str | os.PathLike[str]) -> dict[str, Any]:
-    """run.json of a run. Raises UsageError if it is something else."""
-    url = storage.normalize(os.fspath(file))
-    why = storage.why_unusable(url, is_file=True)
-    try:
-        run = {} if why else json.loads(storage.open_storage(url).read(url))
-        if isinstance(run["configuration"], dict) and isinstance(run["dataset"]["url"], str):
-            return dict(run)
-    except FileNotFoundError:
-        why = "there is no such file"
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
-        pass
-    raise UsageError(f"--config {os.fspath(file)!r}: {why or 'it is no run.json of a run'}; give OUT/run.json")
 
 
 class Phase(NamedTuple):
@@ -237,17 +191,15 @@ class Recipe:
     def configuration(self, info: DatasetInfo) -> dict[str, Any]:
         """Everything that affects the result, as JSON. A run resumes only if it is unchanged."""
         given = {name: value for name, value in asdict(self.options).items() if name not in _MAY_CHANGE}
-        is_part = self.data.held_out and self.data.train == self.data.evaluation  # which follows from the dataset
         return given | {
             "dataset": info.manifest["self_sha256"],
             "model": self.model,
             "epochs": self.phases[0].epochs,
-            "fine_tune_epochs": self.epochs - self.phases[0].epochs,
             "batch_size": self.batch_size,
             "image_size": self.image_size,
             "learning_rate": self.phases[0].learning_rate,
             "train_split": self.data.train,
-            "eval_split": None if is_part else self.data.evaluation or NO_VALIDATION,
+            "eval_split": self.data.evaluation or NO_VALIDATION,
         }
 
     def best(self, lines: Sequence[Mapping[str, Any]], phase: Phase) -> Mapping[str, Any] | None:
@@ -294,12 +246,9 @@ def make_recipe(info: DatasetInfo, options: TrainOptions, devices: int = 1) -> R
     epochs = options.epochs or max(_MIN_EPOCHS, math.ceil(_MIN_UPDATES / steps))
     rate = options.learning_rate or _peak_rate(options.optimizer, model, batch)
     has_weights = options.weights != "none" and model != SMALL_CNN and ":" not in model
-    if options.fine_tune_epochs and not has_weights:
-        raise UsageError("--fine_tune_epochs goes with --weights of a model of keras.applications; leave it out")
     phases = [Phase("head" if has_weights else "training", epochs, rate)]
-    more = (epochs + 1) // 2 if options.fine_tune_epochs is None else options.fine_tune_epochs
-    if has_weights and more:
-        phases.append(Phase("fine_tuning", more, rate * _FINE_TUNING_RATE))
+    if has_weights:
+        phases.append(Phase("fine_tuning", (epochs + 1) // 2, rate * _FINE_TUNING_RATE))
     side = options.image_size or _side(info, model)
     decay = _DECAY.get(options.optimizer, 0.0)
     return Recipe(options, model, batch, side, steps, decay, tuple(phases), chosen)

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-import re
 from contextlib import suppress
-from itertools import chain, count
 from typing import Any, NotRequired, TypedDict
 
 from msgspec import Struct, convert
@@ -17,13 +15,7 @@ from reader.machine import lock_folder
 
 RUN_FILE, METRICS_FILE, LABELS_FILE = "run.json", "metrics.jsonl", "classes.txt"
 MODEL_FILE, LAST_MODEL_FILE = "model.keras", "last.keras"
-CURVES_FILE, CONFUSION_FILE, CONFUSION_TABLE, CLASS_TABLE = (
-    "curves.png",
-    "confusion.png",
-    "confusion.csv",
-    "per_class.csv",
-)
-_DEFAULT = "runs"
+CURVES_FILE = "curves.png"
 
 
 class Line(TypedDict):
@@ -55,8 +47,13 @@ class _FinishedRun(_Run):
     verdict: str
 
 
-class BusyError(UsageError):
-    """Another process trains into this folder."""
+def usable(given: str) -> str:
+    """`--out` as a URL. Raises UsageError if it can't be one of a folder."""
+    url = storage.normalize(given)
+    why = storage.why_unusable(url) if given else "it is empty"
+    if why := why or ("it is a file; choose a folder" if os.path.isfile(url) else ""):
+        raise UsageError(f"--out {given!r}: {why}")
+    return url
 
 
 class OutFolder:
@@ -67,25 +64,18 @@ class OutFolder:
         is_written: by this process; else `write` and `delete` do nothing.
 
     Raises:
-        UsageError: it can't be one.
-        BusyError: another process writes there; known of local folders only.
+        UsageError: it can't be one, or another process trains there, which is known of local folders only.
     """
 
     def __init__(self, url: str, is_written: bool = True) -> None:
-        self.as_given, self.url = url, storage.normalize(url)
-        if why := "it is empty" if not url else storage.why_unusable(self.url):
-            raise UsageError(f"--out {url!r}: {why}")
-        self._is_local, self._is_written = storage.is_local(self.url), is_written
-        if self._is_local and os.path.exists(self.url) and not os.path.isdir(self.url):
-            raise UsageError(f"--out {url!r}: it is a file; choose a folder")
-        self._store = storage.open_storage(self.url)
-        self._lock, self._is_new = -1, False
-        if self._is_local and is_written:
-            self._is_new = not os.path.isdir(self.url)
+        self.as_given, self.url = url, usable(url)
+        self._store, self._is_written = storage.open_storage(self.url), is_written
+        self._lock, self._is_new = -1, not os.path.isdir(self.url)
+        if storage.is_local(self.url) and is_written:
             try:
                 self._lock = lock_folder(self.url)
             except BlockingIOError:
-                raise BusyError(f"--out {url!r}: another process is training there; choose another") from None
+                raise UsageError(f"--out {url!r}: another process is training there; choose another") from None
 
     def close(self) -> None:
         """Let others train here; a new local folder that nothing was written to is deleted."""
@@ -96,26 +86,16 @@ class OutFolder:
             os.close(self._lock)
             self._lock = -1
 
-    def names(self, folder: str = "") -> list[str]:
-        """What is directly in a folder, sorted, folders with a slash at the end."""
-        return self._store.names(storage.join(self.url, folder))
-
     def read(self, name: str) -> bytes | None:
         """A file, or None."""
-        try:
+        with suppress(FileNotFoundError):
             return self._store.read(storage.join(self.url, name))
-        except FileNotFoundError:
-            return None
+        return None
 
     def write(self, name: str, data: bytes) -> None:
         """Write, or replace, a file."""
         if self._is_written:
             self._store.write(storage.join(self.url, name), data)
-
-    def delete(self, name: str) -> None:
-        """Delete a file."""
-        if self._is_written:
-            self._store.delete(storage.join(self.url, name))
 
     # --- what a run knows of itself
 
@@ -127,7 +107,7 @@ class OutFolder:
         """
         data = self.read(RUN_FILE)
         if data is None:
-            if others := [name for name in self.names() if not name.startswith(".")]:
+            if others := [name for name in self._store.names(self.url) if not name.startswith(".")]:
                 raise UsageError(f"--out {self.as_given!r}: it holds {others[0]}, not a run; choose a new folder")
             return None
         try:
@@ -162,41 +142,18 @@ class OutFolder:
 def open_out(
     given: str | None, name: str, configuration: dict[str, Any], is_written: bool = True
 ) -> tuple[OutFolder, dict[str, Any] | None]:
-    """The folder to train into, and the run.json of a run that resumes, or has finished, in it.
-
-    Without `given` it is `runs/NAME-N`: the newest unfinished run of the same configuration, else a new one.
+    """The folder to train into, without `given` `runs/NAME`; and the run.json of a run that resumes, or has finished.
 
     Raises:
         UsageError: it holds something else, or a run of another configuration.
     """
-    if given is not None:
-        out = OutFolder(given, is_written)
-        run = _run_of(out)
-        if run is not None and run["configuration"] != configuration:
-            out.close()
-            raise UsageError(
-                f"--out {given!r}: {_difference(run['configuration'], configuration)}; choose another --out"
-            )
-        return out, run
-    names = [one.name for one in os.scandir(_DEFAULT) if one.is_dir()] if os.path.isdir(_DEFAULT) else []
-    begun = sorted(int(found[1]) for one in names if (found := re.fullmatch(rf"{name}-(\d+)", one)))
-    for number in chain(reversed(begun), count(max(begun, default=0) + 1)):
-        with suppress(BusyError):
-            out = OutFolder(os.path.join(_DEFAULT, f"{name}-{number}"), is_written)
-            with suppress(UsageError):
-                run = _run_of(out)
-                if run is None and number not in begun:
-                    return out, None
-                if run is not None and run["configuration"] == configuration and not run["finished"]:
-                    return out, run
-            out.close()
-    raise AssertionError  # `count` doesn't end
-
-
-def _run_of(out: OutFolder) -> dict[str, Any] | None:
-    """Its run.json; if that can't be read, others may train there."""
+    out = OutFolder(os.path.join("runs", name) if given is None else given, is_written)
     try:
-        return out.run()
+        run = out.run()
+        if run is not None and run["configuration"] != configuration:
+            why = _difference(run["configuration"], configuration)
+            raise UsageError(f"--out {out.as_given!r}: {why}; choose another --out")
+        return out, run
     except BaseException:
         out.close()
         raise

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
 from warnings import catch_warnings, simplefilter
@@ -12,16 +13,19 @@ import numpy as np
 _MAX_NAMED, _MAX_NUMBERED = 60, 25
 
 
-def curves(lines: list[dict[str, Any]], best: int) -> bytes:
-    """Loss and accuracy by epoch, as PNG; the best epoch, whose weights model.keras has, is marked."""
+def curves(lines: list[dict[str, Any]], best: int, split: str) -> bytes:
+    """Loss and accuracy by epoch, as PNG, on train and the split that was validated on, "" if none was.
+
+    The best epoch, whose weights model.keras has, is marked.
+    """
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(10, 4), layout="constrained")
     epochs = [line["epoch"] for line in lines]
     for axes, name in zip(figure.subplots(1, 2), ("loss", "accuracy"), strict=True):
-        for key, label in ((name, "train"), (f"val_{name}", "validation")):
-            if key in lines[0]:
-                axes.plot(epochs, [line[key] for line in lines], marker="." if len(epochs) < 50 else "", label=label)
+        for key, label in ((name, "training"), (f"val_{name}", f"validation on {split}")):
+            values = [line[key] for line in lines if key in line]
+            axes.plot(epochs[: len(values)], values, marker=".", label=label if values else "no validation")
         for before, line in pairwise(lines):
             if before["phase"] != line["phase"]:
                 axes.axvline(before["epoch"] + 0.5, color="gray", linestyle=":", label="fine-tuning begins")
@@ -33,7 +37,7 @@ def curves(lines: list[dict[str, Any]], best: int) -> bytes:
     return _png(figure)
 
 
-def confusion(counts: np.ndarray[Any, Any], classes: tuple[str, ...], split: str) -> bytes:
+def confusion(counts: np.ndarray[Any, Any], classes: Sequence[str], split: str) -> bytes:
     """As PNG: which class was taken for which: each row sums to 1; a field of few classes holds its count."""
     from matplotlib.figure import Figure
 

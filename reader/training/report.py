@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import platform
 import sys
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from statistics import fmean
-from typing import Any, NamedTuple
+from typing import Any
 
 import keras
+import numpy as np
+import numpy.typing as npt
 
 from beam_pipeline import __version__, storage
 from beam_pipeline.schema.manifest import FOREIGN_KEY
@@ -19,7 +20,8 @@ from reader.machine import cpu_count
 from reader.training.devices import Devices
 from reader.training.options import Recipe
 
-_REDRAW_S, _LOG_S = 0.5, 30.0  # between lines within an epoch: on a terminal, elsewhere
+# Of some steps, compiling not counted: seconds, those waiting for batches, CPU seconds here, images of all processes.
+Clocks = npt.NDArray[np.float64]
 _NO_WAIT, _BUSY = 0.1, 0.5  # below the first share waiting is ignored; above the second the cores count as busy
 _OVERFITTED = 0.95  # training accuracy
 _SMALLER = 1.5  # a stored side this many times the trained one is worth storing again
@@ -28,12 +30,11 @@ _SMALLER = 1.5  # a stored side this many times the trained one is worth storing
 def summary_lines(info: DatasetInfo, recipe: Recipe, devices: Devices) -> Iterator[str]:
     """What is trained on what, and for how long."""
     data = recipe.data
-    name = data.held_out or data.evaluation
-    validation = f", {plural(data.validation_images, 'validation image')} ({name})" if name else ""
-    classes = plural(len(recipe.classes), "class")
-    yield f"{info.name} {info.version}: {plural(data.images, 'training image')}{validation}, {classes}"
-    if data.held_out:
-        yield f"no validation split: {data.held_out} is held out of training (--eval_split none trains on it)"
+    validation = f"{plural(data.validation_images, 'validation image')} ({data.evaluation})"
+    shares = f"{plural(data.images, 'training image')}, {validation if data.evaluation else 'no validation'}"
+    yield f"{info.name} {info.version}: {shares}, {plural(len(recipe.classes), 'class')}"
+    if data.is_held_out:
+        yield f"no validation split: {data.evaluation} is held out of training (--eval_split none trains on it)"
     yield f"{recipe.model} at {recipe.image_size} px on {devices.description}"
     for phase in recipe.phases:
         updates, warmup_steps = recipe.steps * phase.epochs, recipe.schedule(phase)[0]
@@ -72,38 +73,14 @@ def _dataset(info: DatasetInfo) -> dict[str, Any]:
     return {"url": info.url, "name": info.name, "version": info.version, "is_index": is_index, **of_manifest}
 
 
-class Speed(NamedTuple):
-    """Of some steps, compiling not counted.
+def speed(clocks: Clocks) -> dict[str, float]:
+    """Of some steps, as metrics.jsonl and run.json hold it; {} if none was timed."""
+    seconds, waited_s, _, images = clocks.tolist()
+    return {"images_per_s": round(images / seconds, 1), "wait_share": _share(waited_s, seconds)} if seconds else {}
 
-    Attributes:
-        seconds: that they took.
-        waited_s: of these, waiting for batches.
-        cpu_s: CPU time of this process.
-        images: of all processes.
-    """
 
-    seconds: float = 0.0
-    waited_s: float = 0.0
-    cpu_s: float = 0.0
-    images: int = 0
-
-    def since(self, start: Speed) -> Speed:
-        """The difference of two readings."""
-        return Speed._make(here - there for here, there in zip(self, start, strict=True))
-
-    def plus(self, other: Speed) -> Speed:
-        """Both together."""
-        return Speed._make(one + another for one, another in zip(self, other, strict=True))
-
-    @property
-    def wait_share(self) -> float:
-        """Share of the time that was waited."""
-        return min(1.0, self.waited_s / self.seconds) if self.seconds else 0.0
-
-    def document(self) -> dict[str, float]:
-        """As metrics.jsonl and run.json hold it."""
-        rate = self.images / self.seconds if self.seconds else 0.0
-        return {"images_per_s": round(rate, 1), "wait_share": round(self.wait_share, 4)}
+def _share(waited_s: float, seconds: float) -> float:
+    return round(min(1.0, waited_s / seconds), 4) if seconds else 0.0
 
 
 def mean_speed(lines: Sequence[dict[str, Any]]) -> dict[str, float]:
@@ -122,14 +99,16 @@ def epoch_line(line: dict[str, Any], epochs: int) -> str:
     return f"{text}; {line['images_per_s']:,.0f} images/s, waited {line['wait_share']:.0%} of the time for input"
 
 
-def verdict(speed: Speed, info: DatasetInfo, recipe: Recipe) -> str:
+def verdict(clocks: Clocks, info: DatasetInfo, recipe: Recipe) -> str:
     """What limits a run, and the change that would help most."""
-    if recipe.steps == 1 or speed.images <= recipe.batch_size:  # of which the first batch of an epoch is waited for
+    seconds, waited_s, cpu_s, images = clocks.tolist()
+    if recipe.steps == 1 or images <= recipe.batch_size:  # of which the first batch of an epoch is waited for
         return "too few steps were timed to say what limits it: lower --batch_size or raise --epochs"
-    waited = f"waited {speed.wait_share:.0%} of the time for input"
-    if speed.wait_share < _NO_WAIT:
+    share = _share(waited_s, seconds)
+    waited = f"waited {share:.0%} of the time for input"
+    if share < _NO_WAIT:
         return f"{waited}: the device is the limit"
-    busy = speed.cpu_s / (speed.seconds * cpu_count())
+    busy = cpu_s / (seconds * cpu_count())
     if busy < _BUSY:
         where = "the disk" if storage.is_local(info.url) else "storage"
         fix = "; --cache would help most" if recipe.options.cache is None else " until all is in the cache"
@@ -156,44 +135,3 @@ def no_better(counts: Any, recipe: Recipe, trained: float) -> str:
         fix = f"it overfits, the training accuracy is {trained:.3f}; add images, or {fix.replace('raise', 'lower')}"
     line = f"validation accuracy {accuracy:.3f} is, within chance, no better than {answer}: {fix}"
     return line if accuracy < min(1, largest + 2 * (largest * (1 - largest) / images) ** 0.5) else ""
-
-
-class ProgressLine:
-    """Where an epoch is: a line that is redrawn on a terminal; elsewhere, such as in a log file, one every 30 s.
-
-    Args:
-        epoch: its number, from 0.
-        recipe: of the run.
-        tell: takes a line.
-    """
-
-    def __init__(self, epoch: int, recipe: Recipe, tell: Callable[[str], None]) -> None:
-        self._head, self._recipe, self._tell = f"epoch {epoch + 1}/{recipe.epochs}", recipe, tell
-        self._is_terminal, self._shown_s = sys.stderr.isatty(), time.monotonic()
-        self._began: tuple[float, int] | None = None
-
-    def step(self, done: int, loss: float | None) -> None:
-        """Show it, if it is time.
-
-        Args:
-            done: steps of this epoch.
-            loss: so far, if it is known.
-        """
-        now, steps = time.monotonic(), self._recipe.steps
-        if self._began is None and loss is not None:
-            self._began = now, done
-        is_due = now - self._shown_s >= (_REDRAW_S if self._is_terminal else _LOG_S)
-        if not is_due or self._began is None or done <= self._began[1]:
-            return
-        self._shown_s, rate = now, (done - self._began[1]) / (now - self._began[0])
-        speed = f"{rate * self._recipe.batch_size:,.0f} images/s, {(steps - done) / rate:,.0f} s left"
-        text = f"{self._head}: {done:,}/{steps:,} steps, loss {loss:.4f}, {speed}"
-        if self._is_terminal:
-            print_line(text, sys.stderr, end="", wipe=True)
-        else:
-            self._tell(text)
-
-    def end(self) -> None:
-        """Clear it."""
-        if self._is_terminal:
-            print_line("", sys.stderr, end="", wipe=True)

@@ -100,7 +100,7 @@ class Run:
 def load_run(run: str | os.PathLike[str], *, model: str | None = None) -> Run:
     """The model of a finished training, with all that it needs to know of new photos.
 
-        run = imageshards.load_run("runs/photos-1")
+        run = imageshards.load_run("runs/photos")
         run.probabilities(run.decode(photo)[None])
 
     Args:

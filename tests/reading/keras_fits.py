@@ -225,6 +225,11 @@ def resumes(trainings: Trainings) -> dict[str, Any]:
     model = stateful()
     found["finished"] = fit(resume("killed"), model)
 
+    stopping = {"monitor": "val_loss", "patience": 1, "min_delta": 10.0, "restore_best_weights": True}
+    found["early"] = [
+        fit(resume("early"), stateful(), [keras.callbacks.EarlyStopping(**stopping)], epochs) for epochs in (9, 9, 10)
+    ]
+
     newest = trainings.folder / "killed" / found["files"][-1]
     newest.write_bytes(newest.read_bytes()[:-100])
     found["corrupt"] = fit(resume("killed"))

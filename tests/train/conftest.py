@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from types import SimpleNamespace
 
 import pytest
 import tensorflow as tf
 
-from reader.training import fit
+from reader.training import pictures
 from tests.reading.shards import make_dataset
 
 
@@ -29,7 +28,8 @@ def eager() -> Iterator[None]:
 @pytest.fixture
 def no_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
     """Runs draw no curves and no confusion: that takes as long as their steps."""
-    monkeypatch.setattr(fit, "pictures", SimpleNamespace(curves=lambda *_: b"", confusion=lambda *_: b""))
+    for name in ("curves", "confusion"):
+        monkeypatch.setattr(pictures, name, lambda *_: b"")
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -36,14 +36,11 @@ def failing(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
     return str(request.param.message if hasattr(request.param, "message") else request.param).partition(". Failed")[0]
 
 
-def test_auto_falls_back_and_says_why(failing: str) -> None:
+def test_auto_falls_back_and_says_why_and_a_tpu_that_was_asked_for_is_an_error(failing: str) -> None:
     with use_devices(TrainOptions()) as there:
         assert (there.kind, there.count, there.strategy) == ("cpu", 1, None)
         why = "" if failing == "TPUs not found in the cluster" else f": {failing}"  # what TensorFlow says without a TPU
         assert there.description == f"the CPU (TensorFlow; no TPU{why}; no GPU)"
-
-
-def test_a_tpu_that_was_asked_for_is_an_error_of_one_line(failing: str) -> None:
     with pytest.raises(ImageShardsError) as caught, use_devices(TrainOptions(device="tpu")):
         pass
     assert str(caught.value) == f"--device tpu: none found: {failing}"
@@ -63,34 +60,23 @@ def test_tpu_name_is_not_looked_up(monkeypatch: pytest.MonkeyPatch) -> None:
     assert asked == ["local"]
 
 
-def test_the_cpu_is_used_without_a_look_for_others() -> None:
+def test_the_cpu_is_used_without_a_look_for_others_and_a_gpu_that_is_not_there_is_an_error() -> None:
     with use_devices(TrainOptions(device="cpu")) as there:
         assert there.description == "the CPU (TensorFlow)"
-
-
-def test_a_gpu_that_is_not_there_is_an_error() -> None:
     with pytest.raises(ImageShardsError, match=r"^--device gpu: none found"), use_devices(TrainOptions(device="gpu")):
         pass
 
 
-@pytest.mark.parametrize(
-    ("config", "message"),
-    [
-        (
-            '{"cluster": {"worker": ["a:1", "b:1"]}}',
-            "TF_CONFIG names 2 workers: Keras trains on several hosts with JAX",
-        ),
-        ('{"cluster": {"chief": ["a:1"], "worker": ["b:1"]}}', "TF_CONFIG names 2 workers"),
+def test_several_workers_of_tensorflow_are_refused_and_one_is_fine(monkeypatch: pytest.MonkeyPatch) -> None:
+    two = "TF_CONFIG names 2 workers: Keras trains on several hosts with JAX"
+    for config, message in (
+        ('{"cluster": {"worker": ["a:1", "b:1"]}}', two),
+        ('{"cluster": {"chief": ["a:1"], "worker": ["b:1"]}}', two),
         ("{", "TF_CONFIG is not a JSON object"),
-    ],
-)
-def test_several_workers_of_tensorflow_are_refused(monkeypatch: pytest.MonkeyPatch, config: str, message: str) -> None:
-    monkeypatch.setenv("TF_CONFIG", config)
-    with pytest.raises(UsageError, match=message), use_devices(TrainOptions()):
-        pass
-
-
-def test_one_worker_is_fine(monkeypatch: pytest.MonkeyPatch) -> None:
+    ):
+        monkeypatch.setenv("TF_CONFIG", config)
+        with pytest.raises(UsageError, match=message), use_devices(TrainOptions()):
+            pass
     monkeypatch.setenv("TF_CONFIG", '{"cluster": {"worker": ["a:1"]}, "task": {"type": "worker", "index": 0}}')
     with use_devices(TrainOptions(device="cpu")) as there:
         assert there.count == 1

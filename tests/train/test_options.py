@@ -24,6 +24,11 @@ def info(tmp_path_factory: pytest.TempPathFactory) -> DatasetInfo:
     return load_info(make_dataset(folder, {"train": [40], "val": [3], "test": [2]}, size=(120, 120)))
 
 
+def as_index(info: DatasetInfo) -> DatasetInfo:
+    """The dataset as if its shards were third-party files."""
+    return dataclasses.replace(info, manifest=Manifest(info.url, {**info.manifest, FOREIGN_KEY: {}}))
+
+
 def of_records(info: DatasetInfo, monkeypatch: pytest.MonkeyPatch, records: int) -> DatasetInfo:
     """The dataset as if its train split had so many records."""
     train = dataclasses.replace(info.splits["train"], records=records)
@@ -31,19 +36,10 @@ def of_records(info: DatasetInfo, monkeypatch: pytest.MonkeyPatch, records: int)
     return dataclasses.replace(info, splits={**info.splits, "train": train})
 
 
-@pytest.mark.parametrize(
-    ("records", "batch", "epochs"),
-    [
-        (1, 8, 150),
-        (100, 8, 13),
-        (399, 8, 6),
-        (400, 16, 6),
-        (473, 16, 6),
-        (1599, 32, 6),
-        (1600, 64, 6),
-        (1_281_167, 64, 6),
-    ],
-)
+DEFAULTS = [(1, 8, 150), (100, 8, 13), (399, 8, 6), (400, 16, 6), (473, 16, 6), (1599, 32, 6), (1600, 64, 6)]
+
+
+@pytest.mark.parametrize(("records", "batch", "epochs"), [*DEFAULTS, (1_281_167, 64, 6)])
 def test_defaults_give_150_updates_and_6_epochs(
     info: DatasetInfo, monkeypatch: pytest.MonkeyPatch, records: int, batch: int, epochs: int
 ) -> None:
@@ -58,46 +54,49 @@ def test_small_cnn_sees_96_pixels_and_other_models_the_stored_size(info: Dataset
     assert make_recipe(info, TrainOptions(image_size=50)).image_size == 50
 
 
-def test_validation_is_on_validation_or_val_and_never_on_test_unasked(info: DatasetInfo, tmp_path: Path) -> None:
+def test_validation_is_on_validation_or_val_and_never_on_test_unasked(info: DatasetInfo) -> None:
     assert make_recipe(info, TrainOptions()).data.evaluation == "val"
     assert make_recipe(info, TrainOptions(eval_split="test[:50%]")).data.evaluation == "test[:50%]"
     assert make_recipe(info, TrainOptions(eval_split="none")).data.evaluation is None
     with pytest.raises(UsageError, match="--eval_split 'vall': there is no split 'vall'"):
         make_recipe(info, TrainOptions(eval_split="vall"))
-    without = load_info(make_dataset(tmp_path / "1.0.0", {"train": [40], "test": [20]}, size=(16, 16)))
-    assert make_recipe(without, TrainOptions()).data.evaluation == "train[90%:]"
 
 
 def test_without_a_validation_split_a_tenth_is_held_out_of_train(tmp_path: Path) -> None:
-    info = load_info(make_dataset(tmp_path / "1.0.0", {"train": [25, 15], "few": [4]}, size=(16, 16)))
+    info = load_info(make_dataset(tmp_path / "1.0.0", {"train": [25, 15], "few": [4], "test": [20]}, size=(16, 16)))
     data = make_recipe(info, TrainOptions()).data
-    assert (data.train, data.evaluation, data.held_out) == ("train[:90%]", "train[90%:]", "train[90%:]")
-    assert (data.images, data.validation_images) == (36, 4) and not data.overlaps(info)
+    assert (data.train, data.evaluation, data.is_held_out) == ("train[:90%]", "train[90%:]", True)
+    assert (data.images, data.validation_images) == (36, 4)
     for options in (
         {"eval_split": "none"},
         {"train_split": "train[:50%]"},  # nobody said what is left for
         {"train_split": "few"},
     ):
-        data = make_recipe(info, TrainOptions(**options)).data
-        assert (data.evaluation, data.validation_images) == (None, 0)
+        recipe = make_recipe(info, TrainOptions(**options))
+        assert (recipe.data.evaluation, recipe.data.validation_images) == (None, 0)
+        assert any(line.startswith("no validation, so model.keras is") for line in warnings(info, recipe))
 
 
-def test_of_third_party_files_every_tenth_run_is_held_out(tmp_path: Path) -> None:
-    for name, shards, held in (("runs", [600, 200], [*range(576, 600)]), ("few", [50], [9, 19, 29, 39, 49])):
-        url = make_dataset(tmp_path / name, {"train": shards}, size=(16, 16))
-        info = load_info(url)
-        info = dataclasses.replace(info, manifest=Manifest(url, {**info.manifest, FOREIGN_KEY: {}}))
-        recipe = make_recipe(info, TrainOptions())
-        data = recipe.data
-        assert data.selected is not None and data.validated is not None
-        assert data.held_out == f"every tenth {'run' if name == 'runs' else 'record'} of train"
-        assert data.validated.numbers().tolist() == held
-        assert sorted({*data.selected.numbers().tolist(), *held}) == list(range(sum(shards)))
-        labels = [number % 3 for number in data.selected.numbers().tolist()]
-        assert class_counts(info, data) == [labels.count(label) for label in range(3)]
-        configuration = recipe.configuration(info)
+def test_third_party_files_are_validated_on_what_is_named(tmp_path: Path) -> None:
+    info = as_index(load_info(make_dataset(tmp_path / "1.0.0", {"train": [50]}, size=(16, 16))))
+    recipe = make_recipe(info, TrainOptions())
+    assert (recipe.data.train, recipe.data.evaluation, recipe.data.images) == ("train", None, 50)
+    assert list(warnings(info, recipe)) == [
+        "no validation, so model.keras is the last epoch's: if the files are shuffled, --train_split train[:90%] "
+        "--eval_split train[90%:] holds out a tenth"
+    ]
+    named = make_recipe(info, TrainOptions(train_split="train[:90%]", eval_split="train[90%:]"))
+    assert named.data.validation_images == 5 and not list(warnings(info, named))
+
+
+def test_a_run_is_repeated_by_its_configuration(tmp_path: Path) -> None:
+    info = load_info(make_dataset(tmp_path / "1.0.0", {"train": [40]}, size=(16, 16)))
+    for options in (TrainOptions(), TrainOptions(eval_split="none", classes="cat,dog", optimizer="sgd")):
+        recipe = make_recipe(info, options)
+        data, configuration = recipe.data, recipe.configuration(info)
         del configuration["dataset"]
-        assert make_recipe(info, TrainOptions(**configuration)).data == data, "a run is repeated by its configuration"
+        again = make_recipe(info, TrainOptions(**configuration))
+        assert again.data._replace(is_held_out=data.is_held_out) == data and again.phases == recipe.phases
 
 
 def test_the_classes_of_a_part_of_a_split_are_counted_by_its_record_tables(tmp_path: Path) -> None:
@@ -114,29 +113,15 @@ def test_the_classes_of_a_part_of_a_split_are_counted_by_its_record_tables(tmp_p
         assert class_counts(info, recipe.data) == [labels.count("bird"), labels.count("x")]
 
 
-def test_the_learning_rate_grows_with_the_root_of_the_batch(info: DatasetInfo) -> None:
-    rates = [make_recipe(info, TrainOptions(batch_size=batch)).phases[0].learning_rate for batch in (16, 64)]
-    assert rates == pytest.approx([0.0015, 0.003])
-    sgd = [TrainOptions(batch_size=batch, optimizer="sgd") for batch in (16, 64)]
-    assert [make_recipe(info, options).phases[0].learning_rate for options in sgd] == pytest.approx([0.1 / 16, 0.1 / 4])
-
-
-def test_only_adamw_decays_weights(info: DatasetInfo) -> None:
-    for optimizer, decay in (("adam", 0), ("adamw", 0.01), ("sgd", 0)):
-        assert make_recipe(info, TrainOptions(optimizer=optimizer)).weight_decay == decay
-
-
-def test_a_preset_is_changed_by_what_is_given_as_well() -> None:
-    assert TrainOptions.preset("quick") == TrainOptions()
-    options = TrainOptions.preset("finetune", epochs=2, early_stopping=4)
-    assert (options.model, options.weights, options.epochs, options.early_stopping) == (
-        "MobileNetV2",
-        "imagenet",
-        2,
-        4,
-    )
-    with pytest.raises(UsageError, match="--preset 'slow': choose one of quick, finetune"):
-        TrainOptions.preset("slow")
+def test_the_learning_rate_grows_with_the_batch_and_only_adamw_decays_weights(info: DatasetInfo) -> None:
+    for optimizer, decay, rates in (
+        ("adam", 0, (0.0015, 0.003)),
+        ("adamw", 0.01, (0.0015, 0.003)),
+        ("sgd", 0, (0.1 / 16, 0.1 / 4)),
+    ):
+        recipes = [make_recipe(info, TrainOptions(batch_size=batch, optimizer=optimizer)) for batch in (16, 64)]
+        assert [one.phases[0].learning_rate for one in recipes] == pytest.approx(rates)
+        assert recipes[0].weight_decay == decay
 
 
 def test_best_is_the_first_of_equals_of_its_phase(info: DatasetInfo) -> None:
@@ -160,71 +145,57 @@ def test_a_batch_is_shared_evenly_by_the_devices(info: DatasetInfo) -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "message"),
+    ("option", "value", "message"),
     [
-        ({"augment": "rotate"}, "--augment 'rotate': choose one of none, flip, flip_crop, random_resized_crop"),
-        ({"epochs": 0}, "--epochs '0': give an integer from 1"),
-        ({"epochs": 1.5}, "--epochs '1.5': give an integer from 1"),
-        ({"optimizer": "lamb"}, "--optimizer 'lamb': choose one of adam, adamw, sgd"),
+        ("augment", "rotate", "choose one of none, flip, flip_crop, random_resized_crop"),
+        ("epochs", 0, "give an integer from 1"),
+        ("epochs", 1.5, "give an integer from 1"),
+        ("seed", None, "give an integer"),
+        ("learning_rate", 0, "give a number above 0"),
+        ("learning_rate", "inf", "give a number above 0"),
+        ("optimizer", "lamb", "choose one of adam, adamw, sgd"),
     ],
 )
-def test_values_from_python_are_checked_as_those_of_the_command(options: dict[str, Any], message: str) -> None:
+def test_values_from_python_are_checked_as_those_of_the_command(option: str, value: Any, message: str) -> None:
     with pytest.raises(UsageError) as caught:
-        TrainOptions(**options)
-    assert str(caught.value) == message
+        TrainOptions(**{option: value})
+    assert str(caught.value) == f"--{option} {str(value)!r}: {message}"
 
 
 def test_text_and_paths_are_read_as_on_the_command_line() -> None:
     options = TrainOptions(epochs="3", learning_rate="1e-3", out=Path("runs"), seed=np.int64(-1))
     assert options == TrainOptions(epochs=3, learning_rate=0.001, out="runs", seed=-1)
-    with pytest.raises(UsageError, match="--seed 'None': give an integer"):
-        TrainOptions(seed=None)
 
 
 def test_weights_make_two_phases(info: DatasetInfo) -> None:
     recipe = make_recipe(info, TrainOptions(model="MobileNetV2", weights="imagenet", epochs=4))
     assert [(phase.name, phase.epochs) for phase in recipe.phases] == [("head", 4), ("fine_tuning", 2)]
     assert recipe.phases[1].learning_rate == pytest.approx(recipe.phases[0].learning_rate / 100)
-    head_only = TrainOptions(model="MobileNetV2", weights="imagenet", fine_tune_epochs=0)
-    assert len(make_recipe(info, head_only).phases) == 1
-    with pytest.raises(UsageError, match="--fine_tune_epochs"):
-        make_recipe(info, TrainOptions(fine_tune_epochs=1))
+
+
+def test_a_size_that_does_not_follow_is_asked_for(tmp_path: Path) -> None:
+    for name, width, stored in (
+        ("oblong", lambda number: 30, "20x30, which is not square"),
+        ("mixed", lambda number: 20 + number, "of mixed sizes, 20x20 to 20x22"),
+    ):
+        url = make_dataset(tmp_path / name, {"train": [3]}, size_of=lambda number, width=width: (20, width(number)))
+        with pytest.raises(UsageError, match=f"--image_size is missing: the stored images are {stored}; give a side"):
+            make_recipe(load_info(url), TrainOptions())
 
 
 @pytest.mark.parametrize(
-    ("name", "size_of", "stored"),
+    ("train", "options", "warning"),
     [
-        ("oblong", lambda number: (20, 30), "20x30, which is not square"),
-        ("mixed", lambda number: (20, 20 + number), "of mixed sizes, 20x20 to 20x22"),
+        (40, {"eval_split": "none"}, "no validation, so model.keras is the last epoch's: --eval_split names what"),
+        (40, {"eval_split": "train"}, "--eval_split train: the accuracy on images that were trained on says little"),
+        (40, {"eval_split": "val+train[:50%]"}, "--eval_split val+train[:50%]: the accuracy on images that were tra"),
+        (40, {"epochs": 2}, "only 10 updates: raise --epochs"),
+        (3, {"batch_size": 8}, "--batch_size 8: train has 3 images, so images repeat within a batch: give at most 3"),
     ],
 )
-def test_a_size_that_does_not_follow_is_asked_for(tmp_path: Path, name: str, size_of: Any, stored: str) -> None:
-    url = make_dataset(tmp_path / name, {"train": [3]}, size_of=size_of)
-    with pytest.raises(UsageError, match="--image_size is missing") as caught:
-        make_recipe(load_info(url), TrainOptions())
-    assert stored in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    ("splits", "options", "warning"),
-    [
-        ({"train": [40]}, {"eval_split": "none"}, "no validation, so model.keras is the last epoch's"),
-        ({"train": [4]}, {}, "no validation, so model.keras is the last epoch's"),
-        ({"train": [40], "val": [3]}, {"eval_split": "train"}, "on images that were trained on says little"),
-        ({"train": [40], "val": [3]}, {"eval_split": "val+train[:50%]"}, "on images that were trained on says little"),
-        ({"train": [40], "val": [3]}, {"epochs": 2}, "only 10 updates: raise --epochs"),
-        (
-            {"train": [3], "val": [3]},
-            {"batch_size": 8},
-            "--batch_size 8: train has 3 images, so images repeat within a batch: give at most 3",
-        ),
-    ],
-)
-def test_what_will_disappoint_is_warned_of(
-    tmp_path: Path, splits: dict[str, list[int]], options: dict[str, Any], warning: str
-) -> None:
-    info = load_info(make_dataset(tmp_path / "1.0.0", splits, size=(16, 16)))
-    assert any(warning in line for line in warnings(info, make_recipe(info, TrainOptions(**options))))
+def test_what_will_disappoint_is_warned_of(tmp_path: Path, train: int, options: dict[str, Any], warning: str) -> None:
+    info = load_info(make_dataset(tmp_path / "1.0.0", {"train": [train], "val": [3]}, size=(16, 16)))
+    assert any(line.startswith(warning) for line in warnings(info, make_recipe(info, TrainOptions(**options))))
 
 
 def test_images_that_belong_together_are_warned_of_if_a_part_is_held_out(tmp_path: Path) -> None:
@@ -269,7 +240,7 @@ def test_one_class_is_refused(
     splits = {"train": [train], "val": [3], "one": [1]}
     info = load_info(make_dataset(tmp_path / "1.0.0", splits, size=(16, 16), classes=classes))
     if is_index:
-        info = dataclasses.replace(info, manifest=Manifest(info.url, {**info.manifest, FOREIGN_KEY: {}}))
+        info = as_index(info)
     if message is None:
         assert len(make_recipe(info, TrainOptions(**options)).classes) >= 2
         return
@@ -279,8 +250,7 @@ def test_one_class_is_refused(
 
 
 def test_a_part_of_an_index_that_is_in_the_order_of_its_classes_is_refused_too(tmp_path: Path) -> None:
-    info = load_info(make_dataset(tmp_path / "1.0.0", {"train": [9]}, size=(16, 16), classes=["a", "b"]))
-    info = dataclasses.replace(info, manifest=Manifest(info.url, {**info.manifest, FOREIGN_KEY: {}}))
+    info = as_index(load_info(make_dataset(tmp_path / "1.0.0", {"train": [9]}, size=(16, 16), classes=["a", "b"])))
     with pytest.raises(UsageError, match=r"train\[:1\] has one class, a; training needs two"):
         make_recipe(info, TrainOptions(train_split="train[:1]"))
     assert make_recipe(info, TrainOptions(train_split="train[:2]")).data.images == 2

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import csv
-import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
+import keras
 import numpy as np
 import pytest
 
 import reader
 from beam_pipeline.errors import UsageError
 from reader.training import inputs
-from reader.training.metrics import class_metrics
-from reader.training.options import TrainOptions
+from reader.training.metrics import class_metrics, confusion_counts
+from tests import servers
 from tests.reading.shards import make_dataset
 from tests.train import runs
 from tests.train.test_out import trained
@@ -93,34 +96,24 @@ def test_precision_and_recall_are_empty_where_nothing_is_divided() -> None:
     assert (third.precision, third.recall) == (None, None)
 
 
-def test_a_run_is_repeated_by_its_run_json(dataset: str, tmp_path: Path) -> None:
-    trained(dataset, tmp_path / "one", optimizer="sgd", classes="cat,dog")
-    own = {"model": "tests.train.runs:linear"}  # which a file alone isn't trusted to name
-    options = TrainOptions.of_run(tmp_path / "one/run.json", out=str(tmp_path / "two"), device="cpu", **own)
-    reader.train(dataset, options)
-    for file in ("model.keras", "last.keras"):
-        assert all(
-            map(np.array_equal, runs.weights_of(tmp_path / "one", file), runs.weights_of(tmp_path / "two", file))
-        )
-    one, two = (json.loads((tmp_path / name / "run.json").read_text())["configuration"] for name in ("one", "two"))
-    assert one == two
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        (None, "there is no such file; give OUT/run.json"),
-        ("{", "it is no run.json of a run; give OUT/run.json"),
-        ('{"configuration": [], "dataset": {"url": ""}}', "it is no run.json of a run; give OUT/run.json"),
-        ('{"configuration": {"new": 1}, "dataset": {"url": ""}}', "another version of imageshards wrote it: new"),
-    ],
-)
-def test_a_config_that_is_none_is_one_line(tmp_path: Path, text: str | None, message: str) -> None:
-    file = tmp_path / "run.json"
-    if text is not None:
-        file.write_text(text)
-    with pytest.raises(UsageError) as caught:
-        TrainOptions.of_run(file)
-    assert str(caught.value) == f"--config '{file}': {message}"
-    with pytest.raises(UsageError, match=r"^--config 'gs://': name a bucket; give OUT/run.json$"):
-        TrainOptions.of_run("gs://")
+def test_two_processes_of_jax_count_each_image_once(dataset: str, tmp_path: Path) -> None:
+    pytest.importorskip("jax")
+    options = (
+        "--image_size 16 --batch_size 8 --epochs 3 --learning_rate 0.1 --model tests.train.runs:linear --distributed"
+    )
+    command = [sys.executable, "-m", "reader", "train", dataset, *options.split(), "--out", f"{tmp_path}/two"]
+    environment = {**os.environ, "KERAS_BACKEND": "jax", "JAX_PLATFORMS": "cpu", "PYTHONPATH": str(runs.ROOT)}
+    environment |= {"JAX_COORDINATOR_ADDRESS": f"127.0.0.1:{servers.free_port()}", "JAX_NUM_PROCESSES": "2"}
+    started = [
+        subprocess.Popen(command, env={**environment, "JAX_PROCESS_ID": process}, stderr=subprocess.PIPE)
+        for process in ("0", "1")
+    ]
+    for one in started:
+        _, errors = one.communicate(timeout=300)
+        assert one.returncode == 0, errors[-3000:]
+    ((images, labels, _),) = reader.eval_batches(dataset, "validation", global_batch_size=11)
+    predicted = keras.models.load_model(tmp_path / "two" / "model.keras").predict(images, verbose=0).argmax(1)
+    counts = np.array([row[1:] for row in read(tmp_path / "two" / "confusion.csv")[1:]], np.int64)
+    assert np.array_equal(counts, confusion_counts(labels, predicted, 3)) and counts.sum() == 11
+    best = min(runs.metrics_of(tmp_path / "two"), key=lambda line: line["val_loss"])
+    assert counts.trace() == round(best["val_accuracy"] * 11)

@@ -100,18 +100,11 @@ def forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
 )
 @pytest.mark.parametrize("verb", ["predict", "evaluate"])
 def test_a_module_is_imported_only_if_it_is_needed_and_given(
-    verb: str,
-    run: str,
-    flags: str,
-    code: int,
-    is_imported: bool,
-    home: Path,
-    original: Path,
-    photos: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    verb: str, run: str, flags: str, code: int, is_imported: bool, home: Path, request: pytest.FixtureRequest
 ) -> None:
+    original, photos, tmp_path, monkeypatch, capsys = map(
+        request.getfixturevalue, ("original", "photos", "tmp_path", "monkeypatch", "capsys")
+    )
     monkeypatch.chdir(home)
     what = [str(photos / "ant" / "0001.jpg")] if verb == "predict" else [str(original), "--out", str(tmp_path)]
     assert main([verb, f"runs/{run}", *what, *flags.split()]) == code
@@ -142,19 +135,6 @@ def test_a_stranger_s_run_runs_no_file_beside_it(
     monkeypatch.setattr(sys, "path", [*sys.path, str(home)])
     assert main(["predict", ".", str(photos / "ant" / "0001.jpg"), "--model", "trusted_layers:own"]) == 0
     assert capsys.readouterr().out.startswith("trusted_layers is imported\n")
-
-
-@pytest.mark.usefixtures("forgotten")
-def test_a_config_whose_model_is_a_module_is_repeated_if_the_user_names_it_too(
-    home: Path, original: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(home)
-    with pytest.raises(UsageError) as caught:
-        TrainOptions.of_run("runs/own/run.json")
-    assert str(caught.value) == (
-        "--config 'runs/own/run.json': it names 'trusted_layers:own', a module to import: give --model, too"
-    )
-    assert TrainOptions.of_run("runs/own/run.json", model="trusted_layers:own").image_size == 16
 
 
 # --- edited by hand
@@ -201,54 +181,30 @@ def test_an_odd_value_in_run_json_is_one_line_or_does_no_harm(
     assert min(counts.values()) > 100, counts
 
 
+EDITED, SHAPES = (
+    "written by an earlier version, or edited",
+    "the shapes of its model are ((None, 16, 16, 3), (None, 3)), by",
+)
+
+
 @pytest.mark.parametrize(
     ("file", "content", "message"),
     [
-        (
-            "run.json",
-            b"[" * 100_000,
-            "written by an earlier version, or edited (maximum recursion depth",
-        ),
-        (
-            "run.json",
-            b'{"x":' * 100_000,
-            "written by an earlier version, or edited (maximum recursion depth",
-        ),
-        (
-            "run.json",
-            b"\xff",
-            "written by an earlier version, or edited ('utf-8' codec",
-        ),
-        (
-            "run.json",
-            b"",
-            "written by an earlier version, or edited (Expecting value",
-        ),
-        (
-            "run.json",
-            b"null",
-            "written by an earlier version, or edited (Expected `object`, got `null`)",
-        ),
-        (
-            "classes.txt",
-            b"caf\xe9\nb\nc\n",
-            "its classes.txt isn't UTF-8: save it as such, a line for each class",
-        ),
-        (
-            "classes.txt",
-            b"ant\nbee\n",
-            "the shapes of its model are ((None, 16, 16, 3), (None, 3)), by run.json and",
-        ),
-        ("classes.txt", b"a\nb\nc\nd\n", "the shapes of its model are ((None, 16, 16, 3), (None, 3)), by run.json and"),
-        ("classes.txt", b"", "the shapes of its model are ((None, 16, 16, 3), (None, 3)), by run.json and"),
+        ("run.json", b"[" * 100_000, f"{EDITED} (maximum recursion depth"),
+        ("run.json", b'{"x":' * 100_000, f"{EDITED} (maximum recursion depth"),
+        ("run.json", b"\xff", f"{EDITED} ('utf-8' codec"),
+        ("run.json", b"", f"{EDITED} (Expecting value"),
+        ("run.json", b"null", f"{EDITED} (Expected `object`, got `null`)"),
+        ("classes.txt", b"caf\xe9\nb\nc\n", "its classes.txt isn't UTF-8: save it as such, a line for each class"),
+        ("classes.txt", b"ant\nbee\n", SHAPES),
+        ("classes.txt", b"a\nb\nc\nd\n", SHAPES),
+        ("classes.txt", b"", SHAPES),
         ("classes.txt", None, "classes.txt is missing"),
         ("model.keras", None, "model.keras is missing"),
         ("model.keras", b"", "model.keras can't be loaded: "),
     ],
 )
-def test_an_edited_file_is_one_line(
-    file: str, content: bytes | None, message: str, home: Path, photos: Path, tmp_path: Path
-) -> None:
+def test_an_edited_file_is_one_line(file: str, content: bytes | None, message: str, home: Path, tmp_path: Path) -> None:
     shutil.copytree(home / "runs" / "plain", tmp_path / "run", ignore=shutil.ignore_patterns("checkpoints"))
     (tmp_path / "run" / file).unlink()
     if content is not None:
@@ -258,22 +214,13 @@ def test_an_edited_file_is_one_line(
     assert message in str(caught.value) and "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("content", [b"[" * 100_000, b'{"finished": ' + b"[" * 100_000])
-def test_a_folder_to_resume_in_whose_run_json_is_nested_too_deeply_is_one_line(
-    content: bytes, original: Path, tmp_path: Path
-) -> None:
-    (tmp_path / "run.json").write_bytes(content)
-    with pytest.raises(UsageError, match=r"its run\.json was not written by train; choose a new folder$"):
-        train(str(original), TrainOptions(out=str(tmp_path), image_size=16))
-    with pytest.raises(UsageError, match=r"it is no run\.json of a run; give OUT/run\.json$"):
-        TrainOptions.of_run(tmp_path / "run.json")
-
-
-def test_a_checkpoint_whose_document_is_nested_too_deeply_is_corrupt(tmp_path: Path) -> None:
+def test_what_is_nested_too_deeply_is_one_line_in_run_json_and_in_a_checkpoint(original: Path, tmp_path: Path) -> None:
+    for content in (b"[" * 100_000, b'{"finished": ' + b"[" * 100_000):
+        (tmp_path / "run.json").write_bytes(content)
+        with pytest.raises(UsageError, match=r"its run\.json was not written by train; choose a new folder$"):
+            train(str(original), TrainOptions(out=str(tmp_path), image_size=16))
     np.savez(tmp_path / "step-000000001.npz", document=np.frombuffer(b"[" * 100_000, np.uint8))
-    with pytest.raises(
-        ImageShardsError, match=r"step-000000001.npz is corrupt: no save in .* can be read: delete them"
-    ):
+    with pytest.raises(ImageShardsError, match=r"1.npz is corrupt: no save in .* can be read: delete them"):
         Saves(str(tmp_path), print).newest(dict)
 
 
