@@ -25,7 +25,7 @@ from reader.hosts import AutoHost, Host, batch_size_of, integer, process_of_seve
 from reader.info import DatasetInfo, load_info
 from reader.position import WINDOW_RUNS, Phase, Position
 from reader.select import Classes, Where, select
-from reader.stream import EvalBatches, TrainBatches
+from reader.stream import NOT_PADDED, EvalBatches, TrainBatches
 from reader.tables import nearest
 
 _LOG = logging.getLogger("reader")
@@ -210,4 +210,5 @@ def _beginning(arguments: Mapping[str, Any]) -> Position:
         source, records = f"{source} selection {selection.digest}", selection.size
     if weights is not None:
         source, records = f"{source} balance {weights.digest}", weights.records
+    source += "" if arguments.get("pad", True) else NOT_PADDED
     return Position(source, records, seed, batch, 0, (phase,), step=0)
