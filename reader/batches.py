@@ -162,8 +162,8 @@ def eval_batches(
     metrics to Keras as `weighted_metrics=[…]`: plain `metrics` count the padding.
 
     Args: as `train_batches`, and
-        pad: False for batches of nearly equal size without padding, as many on each host unless there are fewer
-            records than hosts.
+        pad: False for batches of nearly equal size without padding, as many on each host unless one has fewer records
+            than there are steps.
 
     Returns:
         Images and labels as of `train_batches`, and float32 [b] weights; ceil(records / global_batch_size) batches (for

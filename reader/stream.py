@@ -414,7 +414,7 @@ class Batches:
 
     def _sizes(self) -> list[int]:
         """Records of each batch of an iteration."""
-        return [self.batch_size] * len(self)
+        return [self.batch_size] * (self.steps * self._replicas)
 
     def _arrays(self, batch: Batch) -> Element:
         """Images (a dict of them and the features, if any are wanted) and labels."""
@@ -513,6 +513,9 @@ class EvalBatches(Batches):
 
     _is_training = False
 
+    def __len__(self) -> int:
+        return len(self.sizes(0))  # without padding a host may have fewer records than steps
+
     @property
     def is_padded(self) -> bool:
         """Whether all batches are full."""
@@ -538,7 +541,8 @@ class EvalBatches(Batches):
         if self.is_padded:
             return super()._sizes()
         start, stop = order.eval_share(self.start.records, self.hosts, self.host)
-        return [(stop - start) // len(self) + (number < (stop - start) % len(self)) for number in range(len(self))]
+        size, more = divmod(stop - start, count := self.steps * self._replicas)
+        return [size + 1] * more + [size] * (count - more)
 
     def _windows(self, opened: _Opened, begin: State) -> Iterator[order.Window]:
         table = opened.source.reader.table
