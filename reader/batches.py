@@ -26,7 +26,7 @@ from reader.hosts import AutoHost, Host, batch_size_of, integer, process_of_seve
 from reader.info import DatasetInfo, load_info
 from reader.position import WINDOW_RUNS, Phase, Position
 from reader.select import Classes, Where, select
-from reader.stream import EvalBatches, TrainBatches
+from reader.stream import NOT_PADDED, EvalBatches, TrainBatches
 
 _LOG = logging.getLogger("reader")
 
@@ -162,8 +162,8 @@ def eval_batches(
     metrics to Keras as `weighted_metrics=[…]`: plain `metrics` count the padding.
 
     Args: as `train_batches`, and
-        pad: False for batches of nearly equal size without padding, as many on each host unless there are fewer
-            records than hosts.
+        pad: False for batches of nearly equal size without padding, as many on each host unless one has fewer records
+            than there are steps.
 
     Returns:
         Images and labels as of `train_batches`, and float32 [b] weights; ceil(records / global_batch_size) batches (for
@@ -210,4 +210,5 @@ def _beginning(arguments: Mapping[str, Any]) -> Position:
         source, records = f"{source} selection {selection.digest}", selection.size
     if weights is not None:
         source, records = f"{source} balance {weights.digest}", weights.records
+    source += "" if arguments.get("pad", True) else NOT_PADDED
     return Position(source, records, seed, batch, 0, (phase,), step=0)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections import OrderedDict
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -12,7 +12,7 @@ import numpy as np
 from beam_pipeline.errors import CorruptRecordError, ImageShardsError
 from beam_pipeline.text import first_few, plural
 from reader import order
-from reader.runs import InvalidRecordError, Piece, Rows, Run, RunReader
+from reader.runs import InvalidRecordError, Rows, RunReader
 
 _LOG = logging.getLogger("reader")
 
@@ -62,8 +62,7 @@ class Substitutes:
 
     def __init__(self, reader: RunReader, rows: Rows, seed: int) -> None:
         self._reader, self._rows, self._seed = reader, rows, seed
-        self._runs: OrderedDict[Piece, Run] = OrderedDict()
-        self._lock = threading.Lock()
+        self._read = lru_cache(_KEPT_RUNS)(reader.read)
 
     def fill(self, number: int, epoch: int, row: Any, augment_seed: int) -> tuple[int, tuple[Any, ...], Any]:
         """Fill the row of record `number`: by (seed, epoch, number), so every other record keeps its row.
@@ -87,14 +86,3 @@ class Substitutes:
             f"{table.files[0]}: {_DRAWS} records drawn as substitutes for a corrupt one are corrupt too; run the job "
             "again with --repair"
         )
-
-    def _read(self, piece: Piece) -> Run:
-        with self._lock:
-            run = self._runs.get(piece)
-        if run is None:
-            run = self._reader.read(piece)
-            with self._lock:
-                self._runs[piece] = run
-                if len(self._runs) > _KEPT_RUNS:
-                    self._runs.popitem(last=False)
-        return run

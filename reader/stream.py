@@ -35,6 +35,7 @@ from reader.skips import Skips
 
 _LOG = logging.getLogger("reader")
 
+NOT_PADDED = " without padding"  # in the source of an evaluation's position: other steps
 Element = tuple[Any, ...]  # of a batch: inputs, labels, and in evaluation weights
 
 
@@ -170,8 +171,8 @@ class _Opened:
 
     def __init__(self, source: Source, pool: BufferPool, balance: Balance | None) -> None:
         self.source, self.pool, self.balance = source, pool, balance
-        # Where the next iteration begins, and what was read for it.
-        self.rest: tuple[Position, Cursor] | tuple[None, None] = None, None
+        # Where the next iteration begins → what was read for it. `pop` gives it to one of several threads.
+        self.rest: dict[Position, Cursor] = {}
 
 
 class Batches:
@@ -280,7 +281,7 @@ class Batches:
         self.start = self.start.on(global_batch_size=size, hosts=self.hosts)
         self._next = [State(before.on(global_batch_size=size, hosts=self.hosts), step)]
         if self._opened is not None:
-            self._opened.rest = None, None
+            self._opened.rest.clear()
 
     def at(self, position: Position, rest: bool = True) -> Self:
         """The same batches from another position on: files that are open stay open, nothing is checked again.
@@ -310,8 +311,9 @@ class Batches:
         """Begin the next loop at a step of an iteration; None for the one that the position counts to."""
         start, steps = self._continued(position), self._steps_of(position.global_batch_size)
         step = position.batches_read % steps if step is None else step
-        if step > steps:
-            raise UsageError(f"not a state of batches: step {step} of an iteration of {steps}")
+        if step > steps or (step and self._is_training and not position.records_read):  # the latter is an evaluation's
+            read = f"of which {position.records_read} records are read"
+            raise UsageError(f"not a state of batches: step {step} of an iteration of {steps}, {read}")
         # With another batch size an iteration has other steps: the same share of them is read, all if all were.
         share = -(-step * self.steps // steps)
         self.start, self._next = start, [State(start, share if step == steps else min(share, self.steps - 1))]
@@ -360,8 +362,9 @@ class Batches:
         """
         opened = self._opened or self._opened_elsewhere() or self._open()
         sizes, (index, count) = self.sizes(begin.step, turn), turn
-        (position, cursor), opened.rest = opened.rest, (None, None)
-        if cursor is None or count > 1 or position != begin.position:
+        cursor = opened.rest.pop(begin.position, None) if count == 1 else None
+        opened.rest.clear()
+        if cursor is None:
             windows = self._windows(opened, begin)
             if count > 1:
                 windows = order.turn(windows, self.sizes(begin.step), index, count)
@@ -374,7 +377,7 @@ class Batches:
                 batch = engine.next_batch()
                 if number == len(sizes):
                     if count == 1 and self._is_training:
-                        opened.rest = self.loop_after(begin).position, engine.cursor()
+                        opened.rest = {self.loop_after(begin).position: engine.cursor()}
                     opened.source.report()
                 yield self._arrays(batch)
 
@@ -396,8 +399,8 @@ class Batches:
         """A position, continued by these hosts and batches."""
         if not isinstance(position, Position):
             raise UsageError(
-                "position must be an imageshards.Position, such as batches.position_at(trained_steps), "
-                f"got {position!r}"
+                "position must be an imageshards.Position, such as batches.position_at(trained_steps), or "
+                f"Position.from_json of saved text, got {reprlib.repr(position)}"
             )
         for name, meaning in (("source", _differing(self.start, position)), ("records", "number of records")):
             ours, given = getattr(self.start, name), getattr(position, name)
@@ -411,7 +414,7 @@ class Batches:
 
     def _sizes(self) -> list[int]:
         """Records of each batch of an iteration."""
-        return [self.batch_size] * len(self)
+        return [self.batch_size] * (self.steps * self._replicas)
 
     def _arrays(self, batch: Batch) -> Element:
         """Images (a dict of them and the features, if any are wanted) and labels."""
@@ -452,6 +455,8 @@ def _differing(ours: Position, given: Position) -> str:
     (split, *_), (other_split, *_) = (position.source.split(" balance ") for position in (ours, given))
     if split == other_split:
         return "balance"
+    if split.removesuffix(NOT_PADDED) == other_split.removesuffix(NOT_PADDED):
+        return "pad"
     is_dataset = split.partition(" ")[0] != other_split.partition(" ")[0]
     return "dataset or split" if is_dataset else "selection (classes, where)"
 
@@ -508,6 +513,9 @@ class EvalBatches(Batches):
 
     _is_training = False
 
+    def __len__(self) -> int:
+        return len(self.sizes(0))  # without padding a host may have fewer records than steps
+
     @property
     def is_padded(self) -> bool:
         """Whether all batches are full."""
@@ -533,7 +541,8 @@ class EvalBatches(Batches):
         if self.is_padded:
             return super()._sizes()
         start, stop = order.eval_share(self.start.records, self.hosts, self.host)
-        return [(stop - start) // len(self) + (number < (stop - start) % len(self)) for number in range(len(self))]
+        size, more = divmod(stop - start, count := self.steps * self._replicas)
+        return [size + 1] * more + [size] * (count - more)
 
     def _windows(self, opened: _Opened, begin: State) -> Iterator[order.Window]:
         table = opened.source.reader.table

@@ -152,6 +152,22 @@ def test_every_byte_of_evaluation_is_the_same_on_every_door(info: reader.Dataset
     assert sorted(int(name[-10:-4]) for name in names) == list(range(RECORDS))
 
 
+@pytest.mark.parametrize(("batch", "hosts", "pad"), [(36, 9, False), (36, 9, True), (3, 3, False)])
+def test_hosts_with_fewer_records_than_steps_evaluate_each_once_and_know_their_length(
+    info: reader.DatasetInfo, batch: int, hosts: int, pad: bool
+) -> None:
+    doors: list[Callable[[Any], Any]] = [lambda evals: evals, reader.as_tf, reader.as_torch]
+    for door in doors:
+        found = []
+        for host in range(hosts):
+            options: dict[str, Any] = {"global_batch_size": batch, "host": (host, hosts), "pad": pad}
+            evals = door(reader.eval_batches(info, "train[:7]", features=["filename"], **options))
+            read = list(evals)
+            assert len(read) == len(evals)
+            found += [row["filename"] for row in rows(read) if any(row["its weight"][2])]
+        assert [int(name[-10:-4]) for name in found] == list(range(7))
+
+
 @pytest.mark.parametrize("labels", ["int", "one_hot"])
 @pytest.mark.parametrize("channels", [1, 3])
 @pytest.mark.parametrize("image_format", ["jpeg", "png"])

@@ -351,8 +351,18 @@ def test_a_state_or_position_of_something_else_is_one_line_and_changes_nothing(i
         for resume in (lambda: one.restore(other.state_at(0)), lambda: one.at(other.start)):  # noqa: B023
             with pytest.raises(ValueError, match=f"^{message}$"):
                 resume()
-    with pytest.raises(UsageError, match=r"^position must be an imageshards.Position, such as batches\.position_at"):
-        one.at("x")
+    for pad in (True, False):
+        with pytest.raises(UsageError, match=r"^the position was made with another pad: "):
+            evals(info, pad=pad).restore(evals(info, pad=not pad).state_at(3))
+        with pytest.raises(
+            UsageError, match=r"^(the position was made|not a state of batches: step 3 .* 0 records are)"
+        ):
+            one.restore(evals(info, pad=pad).state_at(3))
+    with pytest.raises(UsageError, match="the state of an evaluation is for"):
+        evals(info).restore(one.state_at(3))
+    for saved in ("x", one.start.to_json(), json.loads(one.start.to_json())):
+        with pytest.raises(UsageError, match=r"^position must be .*Position\.from_json of saved text, got .{1,99}$"):
+            one.at(saved)
     for options in ({"global_batch_size": 12}, {"host": (0, 2)}):
         with pytest.raises(UsageError, match="the state of an evaluation is for the same hosts and batch size only"):
             evals(info).restore(evals(info, **options).state_at(3))

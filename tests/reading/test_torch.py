@@ -129,18 +129,6 @@ def test_evaluations_have_weights_or_no_padding_again_and_again(info: reader.Dat
             list(loader(resumed, workers))
 
 
-def test_hosts_with_fewer_records_than_batches_evaluate_each_once(info: reader.DatasetInfo) -> None:
-    few: dict[str, Any] = {"global_batch_size": 36, "pad": False, "features": ["filename"]}
-    read = [
-        [
-            numbers_in([batch])
-            for batch in reader.as_torch(reader.eval_batches(info, "train[:7]", host=(host, 9), **few))
-        ]
-        for host in range(9)
-    ]
-    assert read == [*([[number]] for number in range(7)), [], []]
-
-
 def test_a_state_needs_the_trained_step(info: reader.DatasetInfo) -> None:
     one = dataset(info)
     assert seen(one)

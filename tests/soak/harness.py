@@ -40,6 +40,12 @@ TRAINERS: dict[str, type[trainers.Trainer]] = {
 }
 HOSTS = {"jax": [1, 2], **{name: [1] for name in KERAS}}
 OWN_PROCESS = ("jax", *KERAS)
+# How many pairs of trainings `make soak` has, one with the same hosts and one with others: 70 trainings.
+PAIRS = {**dict.fromkeys(TRAINERS, 4), "numpy position": 3, "jax": 3, "torch": 3, **dict.fromkeys(KERAS, 2)}
+Training = tuple[str, int, bool]  # adapter, seed, whether hosts and batches change
+TRAININGS: list[Training] = [
+    (name, seed, other) for name in PAIRS for seed in range(PAIRS[name]) for other in (False, True)
+]
 
 
 def skip_without(adapter: str) -> None:
@@ -84,6 +90,12 @@ def plan(
         more = {"start": start, "evaluated": evaluated}
         jobs.append(Job(adapter, url, str(folder), segment, batch, hosts, steps, lost, segment in killed, **more))
     return jobs
+
+
+def soak_plan(training: Training, url: str, folder: Path) -> list[Job]:
+    """A training of `make soak`: it is killed once, and stopped more often where that costs no import."""
+    kills = 2 if training[0] in OWN_PROCESS else KILLS
+    return plan(training[0], url, folder, *training[1:], kills=kills, sigkills=1)
 
 
 def train(jobs: Sequence[Job]) -> tuple[Rows, Any]:

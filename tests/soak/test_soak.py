@@ -16,14 +16,13 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> str:
     return harness.dataset(tmp_path_factory.mktemp("soak"))
 
 
-@pytest.mark.parametrize("is_elastic", [False, True], ids=["same-hosts", "other-hosts"])
-@pytest.mark.parametrize("adapter", [*harness.TRAINERS, *harness.KERAS])
+@pytest.mark.parametrize("training", harness.TRAININGS, ids=str)
 def test_a_training_that_is_killed_again_and_again_reads_the_uninterrupted_sequence(
-    url: str, tmp_path: Path, adapter: str, is_elastic: bool
+    url: str, tmp_path: Path, training: harness.Training
 ) -> None:
+    adapter, _, is_elastic = training
     harness.skip_without(adapter)
-    kills = 2 if adapter in harness.OWN_PROCESS else harness.KILLS  # they import their framework for each
-    jobs = harness.plan(adapter, url, tmp_path, 0, is_elastic, kills=kills, sigkills=1)
+    jobs = harness.soak_plan(training, url, tmp_path)
     rows, state = harness.train(jobs)
     harness.check(rows, jobs)
     if adapter in harness.KERAS and not is_elastic:
