@@ -11,7 +11,6 @@ import shlex
 import shutil
 import subprocess
 import sys
-import tarfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -26,7 +25,8 @@ from tests.make import ROOT
 from tests.reading.without import run_without
 from tests.test_moving import write_cities
 
-PAGES = sorted(page for page in ROOT.glob("docs/**/*.md") if blocks(page) and page.name != "moving.md")
+APART = ("archives.md", "moving.md")  # tests/archives/test_document.py, tests/test_moving.py
+PAGES = sorted(page for page in ROOT.glob("docs/**/*.md") if blocks(page) and page.name not in APART)
 NAMES = [page.relative_to(ROOT / "docs").with_suffix("").as_posix() for page in PAGES]
 # Measuring, training and Beam's own pipelines take long.
 SLOW = ("why", "start", "howto/train", "howto/predict", "howto/beam", "howto/keras", "howto/columns", "works-with")
@@ -81,23 +81,6 @@ def parquet_files(folder: Path) -> None:
     pyarrow.parquet.write_table(table, folder / "parquet" / "0000.parquet")
 
 
-def imagenet(folder: Path) -> None:
-    """Its two archives and Kaggle's table, with eight and three images."""
-    photos = pictures(folder)
-    for part, label in enumerate(("n01440764", "n01443537")):
-        with tarfile.open(folder / f"{label}.tar", "w") as inner:
-            for number, photo in enumerate(photos[4 * part : 4 * part + 4]):
-                inner.add(photo, f"{label}_{number}.JPEG")
-    with tarfile.open(folder / "ILSVRC2012_img_train.tar", "w") as outer:
-        for label in ("n01440764", "n01443537"):
-            outer.add(folder / f"{label}.tar", f"{label}.tar")
-    with tarfile.open(folder / "ILSVRC2012_img_val.tar", "w") as flat:
-        for number, photo in enumerate(photos[8:11]):
-            flat.add(photo, f"ILSVRC2012_val_{number:08}.JPEG")
-    rows = [f"ILSVRC2012_val_{number:08},n01440764 1 2 3 4 \n" for number in range(3)]
-    (folder / "LOC_val_solution.csv").write_text("".join(["ImageId,PredictionString\n", *rows]))
-
-
 def trained_run(folder: Path) -> None:
     options = imageshards.TrainOptions(out=str(folder / "runs/photos"), image_size=32, epochs=1)
     imageshards.train(folder / "datasets/photos/1.0.0", options)
@@ -112,15 +95,9 @@ PREPARATIONS: dict[str, Callable[[Path], None]] = {
     "howto/tables": flat_folder,
     "howto/parquet": parquet_files,
     "howto/columns": lambda folder: write_cities(folder),
-    "howto/archives": imagenet,
     "howto/predict": trained_run,
     "works-with": trained_run,
 }
-
-
-def of_imagenet(folder: Path) -> None:
-    found = [imageshards.load_info(path) for path in sorted((folder / "datasets").glob("imagenet*"))]
-    assert found and sum(info.records("all") for info in found) == 11
 
 
 def of_the_hub(folder: Path) -> None:
@@ -138,7 +115,6 @@ def of_the_flat_folder(folder: Path) -> None:
 
 
 CHECKS: dict[str, Callable[[Path], None]] = {
-    "howto/archives": of_imagenet,
     "howto/parquet": of_the_hub,
     "howto/tables": of_the_flat_folder,
 }

@@ -130,9 +130,9 @@ def _with_underscores(arguments: Sequence[str], flags: Collection[str]) -> list[
 
 
 _FIRST_TITLE = "the flags that matter most"
-_FIRST = frozenset(
-    "input output name version splits stratify labels_file exclude layout manifest image_size resize_mode "
-    "max_reject_fraction plan_only repair".split()
+_FIRST = (
+    *("input", "output", "name", "version", "layout", "manifest", "labels_file", "splits", "stratify", "exclude"),
+    *("image_size", "resize_mode", "max_reject_fraction", "plan_only", "repair"),
 )
 
 
@@ -147,7 +147,7 @@ def _our_parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
         exit_on_error=False,
     )
-    first = {f"--{name}": flag for name, flag in FLAGS.items() if name in _FIRST}
+    first = {f"--{name}": FLAGS[name] for name in _FIRST}
     titles = [_FIRST_TITLE, *dict.fromkeys(f"more: {flag.group}" for flag in _OURS.values())]
     groups = {title: parser.add_argument_group(title) for title in titles}
     for name, flag in {**first, **_OURS}.items():
