@@ -137,7 +137,11 @@ class _Training:
     def run(self) -> TrainResult:
         """Train what is left, and write what comes out."""
         if self._devices.processes > 1:
-            _check_same_step(self._at.step, self._out.as_given)
+            from jax.experimental import multihost_utils
+
+            if np.ptp(multihost_utils.process_allgather(np.int64(self._at.step))):
+                fix = "processes see different checkpoints; give a folder or URL that all share"
+                raise ImageShardsError(f"--out {self._out.as_given!r}: {fix}")
         if not self._checkpoints.is_new:
             self._tell(f"continuing after step {self._at.step:,}")
         with self._devices.scope():
@@ -334,17 +338,11 @@ def _our_errors() -> Iterator[None]:
     except ImageShardsError:
         raise
     except Exception as error:
-        ours = from_worker(error)
-        if ours is None and isinstance(error, (OSError, *_backend_errors())):
-            ours = ImageShardsError(f"training failed: {_cause(str(error))[:500]}")
-        if ours is None:
+        if (ours := from_worker(error)) is None and not isinstance(error, (OSError, *_backend_errors())):
             raise
-        raise ours from error
-
-
-def _cause(text: str) -> str:
-    """What went wrong in a step: TensorFlow says it behind a list of the files that led there."""
-    return " ".join((text.rpartition('File "')[2].partition("\n")[2] or text).split())
+        # What went wrong in a step TensorFlow says behind a list of the files that led there.
+        cause = str(error).rpartition('File "')[2].partition("\n")[2] or str(error)
+        raise ours or ImageShardsError(f"training failed: {' '.join(cause.split())[:500]}") from error
 
 
 def _backend_errors() -> tuple[type[Exception], ...]:
@@ -377,13 +375,3 @@ def _stop_signals(devices: Devices, stop: threading.Event) -> Iterator[None]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-
-
-def _check_same_step(step: int, out: str) -> None:
-    """Raises ImageShardsError if this and other processes found different checkpoints."""
-    from jax.experimental import multihost_utils
-
-    if len(set(np.ravel(multihost_utils.process_allgather(np.int64(step))).tolist())) > 1:
-        raise ImageShardsError(
-            f"--out {out!r}: processes see different checkpoints; give a folder or URL that all share"
-        )
