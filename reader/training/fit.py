@@ -34,7 +34,7 @@ from reader.training.out_folder import OutFolder, open_out
 from reader.training.report import Clocks, summary_lines, warn
 from reader.training.steps import StepWatch
 
-Tell = Callable[[str], None]
+Report = Callable[[str], None]
 Line = dict[str, Any]
 
 
@@ -71,7 +71,7 @@ def _say_nothing(line: str) -> None:
 def train(
     dataset: DatasetInfo | str | os.PathLike[str],
     options: TrainOptions | None = None,
-    report: Tell = _say_nothing,
+    report: Report = _say_nothing,
     command: str = "",
 ) -> TrainResult:
     """Train an image classifier, or resume an unfinished run, and write all that comes out of it.
@@ -120,7 +120,7 @@ class _Training:
     """
 
     def __init__(
-        self, info: DatasetInfo, recipe: Recipe, devices: Devices, out: OutFolder, tell: Tell, command: str
+        self, info: DatasetInfo, recipe: Recipe, devices: Devices, out: OutFolder, tell: Report, command: str
     ) -> None:
         self._info, self._recipe, self._devices, self._out, self._tell = info, recipe, devices, out, tell
         self._stop = threading.Event()  # set by a signal
@@ -320,9 +320,9 @@ def _confusion(info: DatasetInfo, recipe: Recipe, devices: Devices, inputs: Inpu
         full.set_weights(weights)
     counts = np.zeros((classes, classes), np.int64)
     for images, labels, weights in inputs.evals:
-        there = int(np.count_nonzero(weights))  # padding is behind all records
+        valid = int(np.count_nonzero(weights))  # padding is behind all records
         logits = keras.ops.convert_to_numpy(full.predict_on_batch(images))
-        counts += confusion_counts(labels[:there], logits[:there].argmax(axis=1), classes)
+        counts += confusion_counts(labels[:valid], logits[:valid].argmax(axis=1), classes)
     if devices.processes > 1:
         from jax.experimental import multihost_utils
 

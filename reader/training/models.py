@@ -12,7 +12,7 @@ from warnings import catch_warnings, simplefilter
 from beam_pipeline.errors import ImageShardsError, UsageError
 from beam_pipeline.text import one_line
 from reader.info import DatasetInfo
-from reader.training.model_names import SMALL_CNN, users_module
+from reader.training.model_names import SMALL_CNN, import_user_module
 from reader.training.options import Recipe
 
 _SCALED_BY_WEIGHTS = "EfficientNetB"  # with `imagenet` these have a layer more, which has no variables
@@ -143,7 +143,7 @@ def _users_model(written: str, images: Any, classes: int) -> Any:
     """`package.module:function`, called as function((height, width, channels), classes), returns a Keras model."""
     import keras
 
-    function: Callable[..., Any] = getattr(users_module(written), written.partition(":")[2])
+    function: Callable[..., Any] = getattr(import_user_module(written), written.partition(":")[2])
     try:
         model = function(tuple(images.shape[1:]), classes)
         logits = model(images) if isinstance(model, keras.Layer) else None

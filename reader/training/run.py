@@ -19,7 +19,7 @@ from beam_pipeline.errors import ImageShardsError, UsageError
 from beam_pipeline.text import one_line
 from reader.pixels import Pixels
 from reader.preprocess import Preprocessing
-from reader.training.model_names import users_module
+from reader.training.model_names import import_user_module
 from reader.training.out_folder import LABELS_FILE, MODEL_FILE, RUN_FILE
 
 Floats = npt.NDArray[np.float32]
@@ -126,7 +126,9 @@ def _load(given: str, data: bytes, trained: str, model: str | None, known: dict[
             return keras.saving.load_model(path, known, compile=False)
         except Exception as error:  # Keras and a user's layers raise what they like
             if model is not None and known is None:
-                own = {name: one for name, one in vars(users_module(model, False)).items() if isinstance(one, type)}
+                own = {
+                    name: one for name, one in vars(import_user_module(model, False)).items() if isinstance(one, type)
+                }
                 return _load(given, data, trained, model, own)
             reason = f"{type(error).__name__}: {one_line(error).replace(folder, given)[:300]}"
             hint = f"; if you trust the module, give --model {trained} (model={trained!r} to load_run) to import it"
