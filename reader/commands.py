@@ -604,8 +604,8 @@ def _predict(
 
     trained, code = load_run(run, model=model), EXIT_OK
     predictions = predict(trained, photos, top=top, batch_size=batch_size)
-    if trained.preprocessing.doubt:
-        print_line(f"warning: {trained.preprocessing.doubt}", sys.stderr)
+    if trained.preprocessing.mismatch_warning:
+        print_line(f"warning: {trained.preprocessing.mismatch_warning}", sys.stderr)
     for one in predictions:
         if one.error:
             code = EXIT_FAILED

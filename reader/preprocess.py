@@ -73,7 +73,7 @@ class Preprocessing:
         return self._decode.shape
 
     @functools.cached_property
-    def doubt(self) -> str:
+    def mismatch_warning(self) -> str:
         """Why a photo's pixels may differ from the dataset's; "" if they can't."""
         if self.options is None:
             return (

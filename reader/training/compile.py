@@ -22,16 +22,13 @@ def compile_for(model: Model, phase: Phase, recipe: Recipe, devices: Devices) ->
     model.freeze(phase.name)
     model.synchronize(devices.strategy is not None)
     full, metrics, optimizer = model.full, _metrics(recipe), _optimizer(phase, recipe)
-    full.compile(optimizer=optimizer, loss=_loss(recipe), weighted_metrics=metrics, jit_compile=_jit_compile(devices))
+    jit = False if devices.kind == "tpu" and devices.strategy is not None else "auto"
+    full.compile(optimizer=optimizer, loss=_loss(recipe), weighted_metrics=metrics, jit_compile=jit)
     with devices.scope():
         if recipe.weight_decay:  # of kernels: scales and biases are vectors
             optimizer.exclude_from_weight_decay([one for one in full.trainable_variables if len(one.shape) < 2])
         full.optimizer.build(full.trainable_variables)
     return metrics
-
-
-def _jit_compile(devices: Devices) -> bool | str:
-    return False if devices.kind == "tpu" and devices.strategy is not None else "auto"
 
 
 def _metrics(recipe: Recipe) -> list[Any]:
@@ -45,18 +42,13 @@ def _metrics(recipe: Recipe) -> list[Any]:
 
 
 def _optimizer(phase: Phase, recipe: Recipe) -> Any:
-    rate, more = _schedule(phase, recipe), {"weight_decay": recipe.weight_decay or None}
+    peak, more = phase.learning_rate, {"weight_decay": recipe.weight_decay or None}
+    warmup_steps, decay_steps = recipe.schedule(phase)
+    warm_up = {"warmup_target": peak, "warmup_steps": warmup_steps} if warmup_steps else {}
+    rate = keras.optimizers.schedules.CosineDecay(0.0 if warm_up else peak, decay_steps, **warm_up)
     if recipe.options.optimizer == "sgd":
         return keras.optimizers.SGD(rate, momentum=0.9, nesterov=True, **more)
     return (keras.optimizers.AdamW if recipe.options.optimizer == "adamw" else keras.optimizers.Adam)(rate, **more)
-
-
-def _schedule(phase: Phase, recipe: Recipe) -> Any:
-    warmup_steps, decay_steps = recipe.schedule(phase)
-    peak = phase.learning_rate
-    if not warmup_steps:
-        return keras.optimizers.schedules.CosineDecay(peak, decay_steps)
-    return keras.optimizers.schedules.CosineDecay(0.0, decay_steps, warmup_target=peak, warmup_steps=warmup_steps)
 
 
 def _loss(recipe: Recipe) -> Callable[[Any, Any], Any]:

@@ -20,7 +20,7 @@ EVAL_SPLITS = "validation", "val"
 _HELD_OUT = "90%"  # and the rest
 
 
-class Data(NamedTuple):
+class TrainingData(NamedTuple):
     """What is trained on, and validated on.
 
     Attributes:
@@ -41,7 +41,7 @@ class Data(NamedTuple):
     validation_images: int
 
 
-def choose_data(info: DatasetInfo, train: str, evaluation: str | None, classes: Classes) -> Data:
+def choose_data(info: DatasetInfo, train: str, evaluation: str | None, classes: Classes) -> TrainingData:
     """Fill in what `--train_split`, `--eval_split` and `--classes` leave to the dataset.
 
     Without a split `validation` or `val`, and unless `evaluation` names one or is `none`, a tenth of `train` is held
@@ -69,10 +69,10 @@ def choose_data(info: DatasetInfo, train: str, evaluation: str | None, classes: 
         for part, split in ((selected, train), (validated, chosen))
     )
     names = selected.classes if selected else info.classes
-    return Data(train, chosen, is_held_out, selected, validated, names, images, validation_images)
+    return TrainingData(train, chosen, is_held_out, selected, validated, names, images, validation_images)
 
 
-def class_counts(info: DatasetInfo, data: Data, at_most: bool = False) -> list[int]:
+def class_counts(info: DatasetInfo, data: TrainingData, at_most: bool = False) -> list[int]:
     """How many images of each class are trained on: of a part of a split, by the record tables; or `at_most`."""
     new = np.array(range(info.num_classes) if data.selected is None else data.selected.labels)
     known, count = new >= 0, len(data.classes)
@@ -88,7 +88,7 @@ def class_counts(info: DatasetInfo, data: Data, at_most: bool = False) -> list[i
     return list(map(int, counts))
 
 
-def warnings(info: DatasetInfo, data: Data) -> Iterator[str]:
+def warnings(info: DatasetInfo, data: TrainingData) -> Iterator[str]:
     """Why validation says less than it seems to."""
     if data.is_held_out and info.manifest["configuration"].get("split_by"):
         fix = "write the dataset with --splits, or give --eval_split none"

@@ -211,8 +211,8 @@ class _Found:
         for inputs, labels, weights in batches:
             images = inputs["image"] if isinstance(inputs, Mapping) else inputs
             files = inputs[schema.FILENAME_KEY] if isinstance(inputs, Mapping) else None
-            there = int(np.count_nonzero(weights))  # padding is behind all records
-            self._add(run.probabilities(images)[:there], ids[labels[:there]], images, files)
+            valid = int(np.count_nonzero(weights))  # padding is behind all records
+            self._add(run.probabilities(images)[:valid], ids[labels[:valid]], images, files)
 
     def _add(self, probabilities: Any, labels: Any, images: Any, files: Any) -> None:
         rows, predicted = np.arange(len(labels)), probabilities.argmax(axis=1)

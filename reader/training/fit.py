@@ -34,7 +34,7 @@ from reader.training.out_folder import OutFolder, open_out
 from reader.training.report import Clocks, summary_lines, warn
 from reader.training.steps import StepWatch
 
-Tell = Callable[[str], None]
+Report = Callable[[str], None]
 Line = dict[str, Any]
 
 
@@ -71,7 +71,7 @@ def _say_nothing(line: str) -> None:
 def train(
     dataset: DatasetInfo | str | os.PathLike[str],
     options: TrainOptions | None = None,
-    report: Tell = _say_nothing,
+    report: Report = _say_nothing,
     command: str = "",
 ) -> TrainResult:
     """Train an image classifier, or resume an unfinished run, and write all that comes out of it.
@@ -120,7 +120,7 @@ class _Training:
     """
 
     def __init__(
-        self, info: DatasetInfo, recipe: Recipe, devices: Devices, out: OutFolder, tell: Tell, command: str
+        self, info: DatasetInfo, recipe: Recipe, devices: Devices, out: OutFolder, tell: Report, command: str
     ) -> None:
         self._info, self._recipe, self._devices, self._out, self._tell = info, recipe, devices, out, tell
         self._stop = threading.Event()  # set by a signal
@@ -137,7 +137,11 @@ class _Training:
     def run(self) -> TrainResult:
         """Train what is left, and write what comes out."""
         if self._devices.processes > 1:
-            _check_same_step(self._at.step, self._out.as_given)
+            from jax.experimental import multihost_utils
+
+            if np.ptp(multihost_utils.process_allgather(np.int64(self._at.step))):
+                fix = "processes see different checkpoints; give a folder or URL that all share"
+                raise ImageShardsError(f"--out {self._out.as_given!r}: {fix}")
         if not self._checkpoints.is_new:
             self._tell(f"continuing after step {self._at.step:,}")
         with self._devices.scope():
@@ -316,9 +320,9 @@ def _confusion(info: DatasetInfo, recipe: Recipe, devices: Devices, inputs: Inpu
         full.set_weights(weights)
     counts = np.zeros((classes, classes), np.int64)
     for images, labels, weights in inputs.evals:
-        there = int(np.count_nonzero(weights))  # padding is behind all records
+        valid = int(np.count_nonzero(weights))  # padding is behind all records
         logits = keras.ops.convert_to_numpy(full.predict_on_batch(images))
-        counts += confusion_counts(labels[:there], logits[:there].argmax(axis=1), classes)
+        counts += confusion_counts(labels[:valid], logits[:valid].argmax(axis=1), classes)
     if devices.processes > 1:
         from jax.experimental import multihost_utils
 
@@ -334,17 +338,11 @@ def _our_errors() -> Iterator[None]:
     except ImageShardsError:
         raise
     except Exception as error:
-        ours = from_worker(error)
-        if ours is None and isinstance(error, (OSError, *_backend_errors())):
-            ours = ImageShardsError(f"training failed: {_cause(str(error))[:500]}")
-        if ours is None:
+        if (ours := from_worker(error)) is None and not isinstance(error, (OSError, *_backend_errors())):
             raise
-        raise ours from error
-
-
-def _cause(text: str) -> str:
-    """What went wrong in a step: TensorFlow says it behind a list of the files that led there."""
-    return " ".join((text.rpartition('File "')[2].partition("\n")[2] or text).split())
+        # What went wrong in a step TensorFlow says behind a list of the files that led there.
+        cause = str(error).rpartition('File "')[2].partition("\n")[2] or str(error)
+        raise ours or ImageShardsError(f"training failed: {' '.join(cause.split())[:500]}") from error
 
 
 def _backend_errors() -> tuple[type[Exception], ...]:
@@ -377,13 +375,3 @@ def _stop_signals(devices: Devices, stop: threading.Event) -> Iterator[None]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-
-
-def _check_same_step(step: int, out: str) -> None:
-    """Raises ImageShardsError if this and other processes found different checkpoints."""
-    from jax.experimental import multihost_utils
-
-    if len(set(np.ravel(multihost_utils.process_allgather(np.int64(step))).tolist())) > 1:
-        raise ImageShardsError(
-            f"--out {out!r}: processes see different checkpoints; give a folder or URL that all share"
-        )

@@ -55,16 +55,16 @@ class Inputs:
 
     def validation(self) -> Any:
         """For `evaluate`; None if nothing is validated on."""
-        return None if self.evals is None else loop_of(self.evals, _told)
+        return None if self.evals is None else loop_of(self.evals, _with_error_tokens)
 
     def _timed(self, batches: Iterator[Element]) -> Iterator[Element]:
         start, free = time.perf_counter(), _BEGINNING_S
-        for batch in _told(batches):
+        for batch in _with_error_tokens(batches):
             self.waited_s += max(0.0, time.perf_counter() - start - free)
             yield batch
             start, free = time.perf_counter(), 0.0
 
 
-def _told(batches: Iterator[Element]) -> Iterator[Element]:
+def _with_error_tokens(batches: Iterator[Element]) -> Iterator[Element]:
     with errors_as_tokens():  # TensorFlow passes on an error's text only
         yield from batches

@@ -14,7 +14,7 @@ from beam_pipeline.text import one_line
 SMALL_CNN = "small_cnn"
 
 
-def users_module(written: str, is_first: bool = True) -> ModuleType:
+def import_user_module(written: str, is_first: bool = True) -> ModuleType:
     """The module of a user's `package.module:function`; the current folder is searched first, or last."""
     module, _, name = written.partition(":")
     if os.getcwd() not in sys.path:  # `python -m` looks there, the command doesn't

@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from typing import Any, NamedTuple
 from warnings import catch_warnings, simplefilter
 
 from beam_pipeline.errors import ImageShardsError, UsageError
 from beam_pipeline.text import one_line
 from reader.info import DatasetInfo
-from reader.training.model_names import SMALL_CNN, users_module
+from reader.training.model_names import SMALL_CNN, import_user_module
 from reader.training.options import Recipe
 
 _SCALED_BY_WEIGHTS = "EfficientNetB"  # with `imagenet` these have a layer more, which has no variables
@@ -142,7 +143,7 @@ def _users_model(written: str, images: Any, classes: int) -> Any:
     """`package.module:function`, called as function((height, width, channels), classes), returns a Keras model."""
     import keras
 
-    function: Callable[..., Any] = getattr(users_module(written), written.partition(":")[2])
+    function: Callable[..., Any] = getattr(import_user_module(written), written.partition(":")[2])
     try:
         model = function(tuple(images.shape[1:]), classes)
         logits = model(images) if isinstance(model, keras.Layer) else None
@@ -159,7 +160,7 @@ def _users_model(written: str, images: Any, classes: int) -> Any:
     return keras.layers.Activation("linear", dtype="float32")(logits)
 
 
-def _load(model: Model, weights: str) -> None:
+def _load(model: Model, weights: str) -> Any:
     """Weights of a file: of all layers (a dataset of as many classes), or of the base alone."""
     import keras
 
@@ -169,28 +170,22 @@ def _load(model: Model, weights: str) -> None:
         simplefilter("error", UserWarning)  # Keras only warns of layers that the file lacks
         try:
             if weights.endswith(".keras"):
-                _set_weights(model, keras.saving.load_model(weights, compile=False))
-                return
-            for part in (model.base, model.full):
-                try:
-                    part.load_weights(weights)
-                    return
-                except (ValueError, AttributeError, UserWarning) as error:  # the other one's
-                    reason = error
-            raise reason
+                return _set_weights(model, keras.saving.load_model(weights, compile=False))
+            with suppress(ValueError, AttributeError, UserWarning):
+                return model.base.load_weights(weights)
+            model.full.load_weights(weights)
         except (ValueError, OSError, TypeError, KeyError, UserWarning) as error:
             raise UsageError(f"--weights {weights!r}: not of this model: {one_line(error)[:300]}") from None
 
 
-def _set_weights(model: Model, loaded: Any) -> None:
+def _set_weights(model: Model, loaded: Any) -> Any:
     """The weights of a loaded model; of other classes, those of its base."""
     if _shapes(loaded) == _shapes(model.full):
-        model.full.set_weights(loaded.get_weights())
-        return
-    base = next((layer for layer in loaded.layers if model.base and _shapes(layer) == _shapes(model.base)), None)
-    if base is None:
-        raise ValueError("its layers have other shapes")
-    model.base.set_weights(base.get_weights())
+        return model.full.set_weights(loaded.get_weights())
+    for layer in loaded.layers:
+        if model.base and _shapes(layer) == _shapes(model.base):
+            return model.base.set_weights(layer.get_weights())
+    raise ValueError("its layers have other shapes")
 
 
 def _shapes(layer: Any) -> list[tuple[int, ...]]:

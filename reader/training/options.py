@@ -15,7 +15,7 @@ from beam_pipeline.text import first_few, plural
 from reader.info import DatasetInfo
 from reader.select import parse_classes
 from reader.training import data
-from reader.training.data import NO_VALIDATION, Data, choose_data, class_counts
+from reader.training.data import NO_VALIDATION, TrainingData, choose_data, class_counts
 from reader.training.model_names import SMALL_CNN, application_name
 
 _SMALL_SIDE = 96  # of small_cnn by default: on the sample data it learns in half the epochs that 224 pixels take
@@ -171,7 +171,7 @@ class Recipe:
     steps: int
     weight_decay: float
     phases: tuple[Phase, ...]
-    data: Data
+    data: TrainingData
 
     @property
     def classes(self) -> tuple[str, ...]:
@@ -231,10 +231,10 @@ def make_recipe(info: DatasetInfo, options: TrainOptions, devices: int = 1) -> R
     chosen = choose_data(info, options.train_split, options.eval_split, options.classes)
     mixed = FOREIGN_KEY not in info.manifest or chosen.train in info.splits  # a part of our splits has all classes
     counts = class_counts(info, chosen, at_most=mixed)
-    there = [name for name, count in zip(chosen.classes, counts, strict=True) if count]
-    if len(there) < 2:
+    trained = [name for name, count in zip(chosen.classes, counts, strict=True) if count]
+    if len(trained) < 2:
         fix = "name two with --classes" if options.classes else "is --input of imageshards write one level too high?"
-        raise UsageError(f"{info.url}: {chosen.train} has one class, {first_few(there)}; training needs two: {fix}")
+        raise UsageError(f"{info.url}: {chosen.train} has one class, {first_few(trained)}; training needs two: {fix}")
     if options.early_stopping and chosen.evaluation is None:
         raise UsageError("--early_stopping needs validation: give --eval_split")
     records = chosen.images
@@ -269,13 +269,13 @@ def _batch_size(records: int) -> int:
 
 def _side(info: DatasetInfo, model: str) -> int:
     """The side of the stored images, of which small_cnn sees at most 96 pixels."""
-    least, most = info.image.min_size, info.image.max_size
-    if model == SMALL_CNN and least is not None and min(least) >= _SMALL_SIDE:
+    smallest, largest = info.image.min_size, info.image.max_size
+    if model == SMALL_CNN and smallest is not None and min(smallest) >= _SMALL_SIDE:
         return _SMALL_SIDE
-    if least is not None and least == most and least[0] == least[1]:
-        return least[0]
-    smallest, largest = (f"{size[0]}x{size[1]}" if size else "unknown" for size in (least, most))
-    stored = f"{smallest}, which is not square" if least == most else f"of mixed sizes, {smallest} to {largest}"
+    if smallest is not None and smallest == largest and smallest[0] == smallest[1]:
+        return smallest[0]
+    sizes = [f"{size[0]}x{size[1]}" if size else "unknown" for size in (smallest, largest)]
+    stored = f"{sizes[0]}, which is not square" if smallest == largest else f"of mixed sizes, {sizes[0]} to {sizes[1]}"
     raise UsageError(f"--image_size is missing: the stored images are {stored}; give a side in pixels")
 
 

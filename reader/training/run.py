@@ -12,50 +12,33 @@ from typing import Any, Literal
 import keras
 import numpy as np
 import numpy.typing as npt
-from msgspec import Struct, convert
+from msgspec import convert, defstruct
 
 from beam_pipeline import storage
 from beam_pipeline.errors import ImageShardsError, UsageError
 from beam_pipeline.text import one_line
 from reader.pixels import Pixels
 from reader.preprocess import Preprocessing
-from reader.training.model_names import users_module
+from reader.training.model_names import import_user_module
 from reader.training.out_folder import LABELS_FILE, MODEL_FILE, RUN_FILE
 
 Floats = npt.NDArray[np.float32]
 
 
-class _Configuration(Struct):
-    """What is read of a training's configuration."""
-
-    model: str
-    image_size: int
-    dataset: str
-    train_split: str = "train"
-    eval_split: str | None = None
-    classes: dict[str, str] | None = None
-
-
-class _Image(Struct):
-    format: str
-    channels: Literal[1, 3]
-
-
-class _Dataset(Struct):
-    """What run.json says of the dataset that was trained on."""
-
-    is_index: bool
-    configuration: dict[str, Any]
-    image: _Image
-    codec: dict[str, str]
-
-
-class _Document(Struct):
-    """What is read of run.json."""
-
-    finished: bool
-    configuration: _Configuration
-    dataset: _Dataset
+# What is read of run.json: of the dataset that was trained on, and of the training's configuration.
+_Image = defstruct("_Image", [("format", str), ("channels", Literal[1, 3])])
+_Dataset = defstruct(
+    "_Dataset",
+    [("is_index", bool), ("configuration", dict[str, Any]), ("image", _Image), ("codec", dict[str, str])],
+)
+_Configuration = defstruct(
+    "_Configuration",
+    [
+        *(("model", str), ("image_size", int), ("dataset", str), ("train_split", str, "train")),
+        *(("eval_split", str | None, None), ("classes", dict[str, str] | None, None)),
+    ],
+)
+_Document = defstruct("_Document", [("finished", bool), ("configuration", _Configuration), ("dataset", _Dataset)])
 
 
 class Run:
@@ -143,7 +126,9 @@ def _load(given: str, data: bytes, trained: str, model: str | None, known: dict[
             return keras.saving.load_model(path, known, compile=False)
         except Exception as error:  # Keras and a user's layers raise what they like
             if model is not None and known is None:
-                own = {name: one for name, one in vars(users_module(model, False)).items() if isinstance(one, type)}
+                own = {
+                    name: one for name, one in vars(import_user_module(model, False)).items() if isinstance(one, type)
+                }
                 return _load(given, data, trained, model, own)
             reason = f"{type(error).__name__}: {one_line(error).replace(folder, given)[:300]}"
             hint = f"; if you trust the module, give --model {trained} (model={trained!r} to load_run) to import it"

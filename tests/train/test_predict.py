@@ -70,16 +70,16 @@ def test_a_photo_has_the_probabilities_of_its_record(batch_size: int, run: Path,
     assert names == sorted(of_records) and len(names) == 40
 
 
-def test_pixels_that_may_differ_are_doubted(
+def test_pixels_that_may_differ_are_warned_of(
     run: Path, photos: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert reader.load_run(run).preprocessing.doubt == ""
+    assert reader.load_run(run).preprocessing.mismatch_warning == ""
     here = images.codec_versions()
     monkeypatch.setattr(images, "codec_versions", lambda: {**here, "pillow": "99.0"})
-    doubt = reader.load_run(run).preprocessing.doubt
-    assert doubt == f"the dataset was written with pillow {here['pillow']} (here 99.0): pixels may differ from it"
+    warning = reader.load_run(run).preprocessing.mismatch_warning
+    assert warning == f"the dataset was written with pillow {here['pillow']} (here 99.0): pixels may differ from it"
     assert main(["predict", str(run), str(photos / "ant" / "0001.jpg")]) == 0
-    assert f"warning: {doubt}\n" in capsys.readouterr().err
+    assert f"warning: {warning}\n" in capsys.readouterr().err
 
 
 def test_files_and_folders_come_in_order_and_what_cannot_be_read_is_told(

@@ -17,7 +17,7 @@ import reader
 from beam_pipeline.errors import UsageError
 from reader.training import inputs
 from reader.training.metrics import class_metrics, confusion_counts
-from tests import servers
+from tests import make, servers
 from tests.reading.shards import make_dataset
 from tests.train import runs
 from tests.train.test_out import trained
@@ -40,24 +40,15 @@ def six_classes(tmp_path_factory: pytest.TempPathFactory) -> str:
 def test_what_is_held_out_is_never_seen_in_training(
     six_classes: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked: dict[str, Any] = {}
-
-    def remembered(name: str) -> Any:
-        build = getattr(inputs, name)
-
-        def called(*given: Any, **options: Any) -> Any:
-            asked[name] = lambda: build(*given, **options | {"features": ["filename"]})
-            return build(*given, **options)
-
-        return called
-
+    asked: list[Any] = []  # info and split
     for name in ("train_batches", "eval_batches"):
-        monkeypatch.setattr(inputs, name, remembered(name))
+        make.before(monkeypatch, inputs, name, lambda *given: asked.append(given))
     result, lines = trained(six_classes, tmp_path / "out", epochs=2)
     assert lines[0].startswith("photos 1.0.0: 66 training images, 7 validation images (train[90%:]), 6 classes")
     assert "no validation split: train[90%:] is held out of training (--eval_split none trains on it)" in lines
     assert all("val_loss" in line for line in result.epochs)
-    train, evals = asked["train_batches"](), asked["eval_batches"]()
+    more: dict[str, Any] = {"global_batch_size": 8, "image_size": 16, "features": ["filename"]}
+    train, evals = reader.train_batches(*asked[0], **more), reader.eval_batches(*asked[1], **more)
     seen = {name for _ in range(2) for inputs_, _ in train for name in inputs_["filename"].tolist()}
     held = {name for inputs_, _, weights in evals for name in inputs_["filename"][weights > 0].tolist()}
     assert (len(seen), len(held), seen & held) == (66, 7, set())

@@ -233,22 +233,17 @@ def test_a_name_forges_no_line_of_predictions(break_: str) -> None:
         assert str(one).isprintable()
 
 
-@pytest.mark.parametrize(
-    ("name", "cell"),
-    [
-        ("cat", "cat"),
-        ('caf\u00e9, "big"', 'caf\u00e9, "big"'),
-        ('=HYPERLINK("http://x","y")', '\'=HYPERLINK("http://x","y")'),
-        ("+1", "'+1"),
-        ("-1", "'-1"),
-        ("@SUM(A1)", "'@SUM(A1)"),
-        ("\t=1", r"'\t=1"),
-        ("\r=1", r"'\r=1"),
-        ("a\x1b[2Jb", r"a\x1b[2Jb"),
-        ("a\nb", r"a\nb"),
-        ("a=1", "a=1"),
-    ],
-)
+CELLS = {"cat": "cat", 'caf\u00e9, "big"': 'caf\u00e9, "big"', "a=1": "a=1", "a\x1b[2Jb": r"a\x1b[2Jb", "a\nb": r"a\nb"}
+CELLS |= {
+    '=HYPERLINK("http://x","y")': '\'=HYPERLINK("http://x","y")',
+    "+1": "'+1",
+    "-1": "'-1",
+    "@SUM(A1)": "'@SUM(A1)",
+}
+CELLS |= {"\t=1": r"'\t=1", "\r=1": r"'\r=1"}
+
+
+@pytest.mark.parametrize(("name", "cell"), CELLS.items())
 def test_a_class_is_text_to_a_spreadsheet_and_a_terminal(name: str, cell: str) -> None:
     of_classes = classes_csv([ClassMetrics(name, 1, 2, None, 0.5)]).decode()
     confusion = confusion_csv(np.array([[3]]), [name]).decode()
