@@ -18,7 +18,7 @@ _MAX_HEADER_BYTES = 1 << 20  # of a long name or pax records: paths have some 4 
 _MAX_TAIL = 1 << 20  # behind the end: padding; there the next of two joined archives may begin
 _EMPTY_BYTES = 20 * BLOCK  # of a tar file without members
 _MAX_SEARCH = 1 << 20  # for any header, where there is none at the start
-_RECORD = re.compile(rb"(\d{1,7}) ([^=\n]+)=")
+_RECORD = re.compile(rb"(\d{1,7}) ((?:path|linkpath|size)(?==)|GNU\.sparse)?[^=\n]*=")
 _MAY_BE_A_CLASS = re.compile(rb"[^/]+(?:/[^/]+)?\.tar", re.IGNORECASE | re.DOTALL)  # or one of a split
 
 
@@ -44,7 +44,7 @@ def _members(read: Read, at: int, end: int, archive: str, inside: bytes) -> Iter
             raise _corrupt(what, f"no header at byte {at}" if at > begin else "it doesn't begin with a header")
         kind, data = header[156:157], at + BLOCK
         while kind == _SPARSE and header[482 if data == at + BLOCK else 504]:  # more of a sparse file's map
-            header, data = header[:482] + read(data, data + BLOCK)[504:505] * 30, data + BLOCK
+            header, data = header[:482] + (read(data, data + BLOCK)[504:505] or b"\0") * 30, data + BLOCK
         size = int(pax[b"size"]) if pax.get(b"size", b"").isdigit() else _number(header[124:136])
         stop = data + (0 if kind in _WITHOUT_DATA else size)
         if size < 0 or stop > end:
@@ -57,7 +57,7 @@ def _members(read: Read, at: int, end: int, archive: str, inside: bytes) -> Iter
             continue
         raw = pax.get(b"path") or _name(header)
         target = pax.get(b"linkpath") or header[157:257].partition(b"\0")[0]
-        is_sparse = kind == _SPARSE or any(key.startswith(b"GNU.sparse") for key in pax)
+        is_sparse = kind == _SPARSE or b"GNU.sparse" in pax
         pax.clear()
         is_folder = kind == b"5" or (kind == b"\0" and raw.endswith(b"/"))
         name = inside + unpacked_name(raw + b"/" * is_folder, archive)
@@ -132,7 +132,9 @@ def _of_next(kind: bytes, data: bytes) -> dict[bytes, bytes]:
         stop = at + int(match[1])
         if stop <= match.end():
             break
-        records[match[2]], at = data[match.end() : stop - 1], stop
+        if match[2]:
+            records[match[2]] = data[match.end() : stop - 1]
+        at = stop
     return records
 
 

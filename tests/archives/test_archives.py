@@ -6,6 +6,7 @@ import io
 import os
 import stat
 import tarfile
+import tracemalloc
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from unittest import mock
 
 import pytest
 
-from beam_pipeline.archives import tree
+from beam_pipeline.archives import tar, tree
 from beam_pipeline.config import Config
 from beam_pipeline.conversion.fetch import _fetch
 from beam_pipeline.errors import Reject, UsageError
@@ -290,6 +291,30 @@ HUGE = changed(pack.tarred({"cat/" + "n" * 200: b"1"}), 124, b"07777777777\0")
 TWICE = "two members are called 'cat/1.jpg', at bytes 0 and "
 
 
+def sparse() -> bytes:
+    """A header whose map of a sparse file goes on in the next block, and there ends the file."""
+    info = tarfile.TarInfo("cat/1.jpg")
+    info.type = tarfile.GNUTYPE_SPARSE
+    header = info.tobuf(tarfile.GNU_FORMAT)
+    header = header[:148] + b" " * 8 + header[156:482] + b"\1" + header[483:]
+    return changed(header, 148, b"%06o\0 " % sum(header))
+
+
+def test_long_headers_of_one_member_are_not_all_kept() -> None:
+    """Some archives have any number of them before a member."""
+    header = tarfile.TarInfo("x")
+    header.type, header.size = tarfile.XHDTYPE, 1 << 20
+    records = [b"1048576 key%d=" % number for number in range(10, 42)]
+    headers = [header.tobuf(tarfile.GNU_FORMAT) + record.ljust((1 << 20) - 1, b"v") + b"\n" for record in records]
+    data = b"".join(headers) + TAR
+    tracemalloc.start()
+    found = list(tar.members(lambda start, stop: data[start:stop], len(data), "a"))
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert [member.name for member in found] == [b"cat/1.jpg", b"cat/2.jpg"]
+    assert peak < 4 << 20
+
+
 @pytest.mark.parametrize(
     ("name", "data", "what"),
     [
@@ -307,6 +332,7 @@ TWICE = "two members are called 'cat/1.jpg', at bytes 0 and "
         ("a.tar", TAR[:1024] + bytes(4 << 20), "no valid tar file, 4193792 bytes follow its end at byte 1536"),
         ("a.tar", INNER, "'cat.tar' in "),
         ("a.tar", HUGE, "no valid tar file"),
+        ("a.tar", sparse(), "no valid tar file, it ends in member 'cat/1.jpg' at byte 0: copy it"),
         ("a.zip", b"", "no zip file that can be read"),
         ("a.zip", ZIP[:-30], "no zip file that can be read"),
         ("a.zip", b"PK" * 1000, "no zip file that can be read"),
