@@ -43,6 +43,7 @@ SHELVES: dict[str, dict[str, str]] = {
         "duplicates": "reader.tools.duplicates",
         "index": "reader.tools.index",
         "rejects": "reader.tools.rejects",
+        "report": "reader.tools.report",
         "show": "reader.tools.show",
         "verify": "reader.tools.verify",
     },

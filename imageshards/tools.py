@@ -13,6 +13,7 @@ if TYPE_CHECKING:  # for editors
     from reader.tools.duplicates import duplicates as duplicates
     from reader.tools.index import index as index
     from reader.tools.rejects import rejects as rejects
+    from reader.tools.report import report as report
     from reader.tools.show import show as show
     from reader.tools.verify import verify as verify
 else:  # a type checker would take any name for one that exists

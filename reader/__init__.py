@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from reader.tools.duplicates import duplicates as duplicates
     from reader.tools.index import index as index
     from reader.tools.rejects import rejects as rejects
+    from reader.tools.report import report as report
     from reader.tools.show import show as show
     from reader.tools.verify import verify as verify
     from reader.torch import as_torch as as_torch
@@ -58,6 +59,7 @@ __all__ = ["__version__", *_HOMES]
 _PACKAGES = {
     "PIL": ("Pillow", "reader"),
     "jax": ("JAX", "jax"),
+    "jinja2": ("Jinja2", "report"),
     "keras": ("Keras", "train"),
     "matplotlib": ("Matplotlib", "train"),
     "obstore": ("obstore", "reader"),

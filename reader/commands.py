@@ -81,6 +81,12 @@ _HELP: dict[str, tuple[str, str]] = {
         "File or URL for a list of all groups that imageshards write --exclude reads: one image of each is kept, the "
         "first path outside train, else the first; with several labels, the list leaves it to you.",
     ),
+    "report.out": ("HTML", "File or URL to write (default: report.html in the dataset's folder)."),
+    "strict": (
+        "",
+        "Exit with 1 for copies in several splits or with several labels, classes without a record, and class ids that "
+        "moved since the version before.",
+    ),
     "other": ("OTHER", "Another version, which is compared with the first (default: the first with the one before)."),
     "show.split": ("SPLIT", "Split to draw from, such as train[:100]."),
     "count": ("N", "How many images are shown."),
@@ -418,6 +424,22 @@ def _duplicates(given: Given) -> int:
     where = f"all of them: {out}" if out else "--out FILE writes a list of all of them"
     given.print(dataclasses.asdict(found), f"{found}\n{where}" if found else str(found))
     return EXIT_FAILED if found else EXIT_OK
+
+
+@_verb(
+    "Write a page on what is in a dataset and what of it needs a look: leaks, copies, odd pictures.",
+    "One HTML file that asks no network for anything. It has lists for imageshards write --exclude. --json has every "
+    "record's numbers, too.",
+    "datasets/photos/1.0.0 --out report.html --strict",
+    "0 written, 1 with --strict if there is a fault, or the dataset or its storage can't be read",
+    home="reader.tools.report",
+)
+def _report(given: Given, strict: bool = False) -> int:
+    made = given.call()
+    given.print(made.as_json() if given.json else None, str(made))
+    for fault in made.faults if strict else ():
+        print_line(f"error: {name_line(fault)}", sys.stderr)
+    return EXIT_FAILED if strict and made.faults else EXIT_OK
 
 
 @_verb(

@@ -25,10 +25,10 @@ from tests.reading.shards import make_dataset
 from tests.reading.without import run_without
 
 VERBS = [
-    *("write", "info", "verify", "rejects", "duplicates", "diff", "show", "bench", "index"),
+    *("write", "info", "verify", "rejects", "duplicates", "report", "diff", "show", "bench", "index"),
     *("train", "evaluate", "predict"),
 ]
-HEAVY = "apache_beam,tensorflow,keras,jax,torch,PIL,simplejpeg,obstore,matplotlib"
+HEAVY = "apache_beam,tensorflow,keras,jax,torch,PIL,simplejpeg,obstore,matplotlib,jinja2"
 
 
 def test_help_has_one_line_for_each_verb_and_version_is_the_distributions(capsys: pytest.CaptureFixture[str]) -> None:
@@ -90,7 +90,7 @@ TRAINER = [
     *("decode", "eval_batches", "eval_dataset", "evaluate", "keras", "load_info", "load_run", "predict"),
     *("record_dataset", "records", "tools", "train", "train_batches", "train_dataset", "write"),
 ]
-TOOLS = ["bench", "diff", "duplicates", "index", "rejects", "show", "verify"]
+TOOLS = ["bench", "diff", "duplicates", "index", "rejects", "report", "show", "verify"]
 BEAM = ["ConvertedImage", "ImageRef", "ListImages", "ReadImages", "RejectLine", "WriteDataset", "from_worker"]
 
 
@@ -187,6 +187,7 @@ OF_READER = "is not installed: pip install 'imageshards[reader]'"
         ("write --help", "Apache Beam is not installed: pip install 'imageshards[pipeline]'"),
         ("verify DATASET", f"simplejpeg {OF_READER}"),
         ("show DATASET", f"Pillow {OF_READER}"),
+        ("report DATASET", f"Pillow {OF_READER}"),
         ("train DATASET --out model", f"Keras {OF_READER.replace('reader', 'train')}"),
     ],
 )

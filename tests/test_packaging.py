@@ -101,7 +101,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_wheel_holds_the_packages_and_nothing_else(wheel: Path) -> None:
     names = zipfile.ZipFile(wheel).namelist()
     shipped = {name for name in names if ".dist-info/" not in name and not name.endswith("/")}
-    data = {f"{package}/py.typed" for package in PACKAGES}
+    data = {*(f"{package}/py.typed" for package in PACKAGES), "reader/tools/report.html"}
     assert shipped == modules() | data | ({"beam_pipeline/images/_resample.abi3.so"} if COMPILES else set())
     assert any(name.endswith("licenses/LICENSE") for name in names)
 

@@ -104,6 +104,7 @@ ENVIRONMENTS = (
         (_NO_FRAMEWORK, "imageshards info datasets/photos", "imageshards verify datasets/photos"),
         ("imageshards train datasets/photos", "pip install 'imageshards[train]'"),
     ),
+    Environment("reader,report", ("imageshards report datasets/photos",)),
     Environment("reader,tensorflow", (_READ, _TENSORFLOW)),
     Environment("reader,tpu", (_NO_FRAMEWORK,)),  # TensorFlow with libtpu ends with SIGABRT where there is no TPU
     Environment("reader,jax", (_READ, _JAX)),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 import unicodedata
 from itertools import pairwise
 
@@ -78,6 +79,8 @@ def published_text(manifest: Manifest) -> str:
         unchanged = f"{passed.get('whole', 0):,} byte for byte"
         lines.append(f"{plural(stored, 'image')} stored without re-encoding ({unchanged})")
     lines.append(plural(len(manifest.classes), "class"))
+    if manifest.outcome == PUBLISHED:
+        lines.append(f"look at it: imageshards report {shlex.quote(manifest.url)}")
     if manifest.outcome == PUBLISHED and run.cpu_s:
         read, wrote = size_text(run.source_bytes), size_text(run.shard_bytes)
         lines.append(f"{_cpu_text(run.cpu_s)} to convert; read {read}, wrote {wrote}")

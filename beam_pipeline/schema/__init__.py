@@ -65,6 +65,7 @@ LABELS_FILE = "class.labels.txt"
 FEATURES_FILE = "features.json"
 DATASET_INFO_FILE = "dataset_info.json"
 REJECTS_FILE = "rejects.jsonl"
+REPORT_FILE = "report.html"
 INDEX_FOLDER = "index"
 STATE_FOLDER = "_state"
 UNHASHED_FILES = frozenset({RUN_FILE})  # differs from run to run

@@ -30,7 +30,7 @@ from beam_pipeline.text import first_few, name_line, plural
 from reader.example import ImageFinder
 from reader.info import DatasetInfo, load_info
 from reader.runs import Integers
-from reader.tables import Array
+from reader.tables import Array, read_columns
 from reader.tools.near import near_groups
 from reader.tools.pictures import Pictures, statistics
 from reader.tools.read import read_filenames, read_records
@@ -230,7 +230,7 @@ def _group_near(
 ) -> tuple[npt.NDArray[np.uint64], Integers, Rows]:
     """The same of records that look the same."""
     row, first = near_groups(info, found)
-    *_, label = _load(info, splits, len(found))
+    label = np.concatenate([part["class"] for part in read_columns(info, "+".join(splits), ["class"])])
     rows, heads = np.empty(len(row), _ROW), row[first[:-1]]
     rows["row"], rows["split"], rows["label"] = row, found.split[row], label[row]
     return np.stack([found.hash[heads], heads.astype(np.uint64)], 1).astype(">u8"), first, rows

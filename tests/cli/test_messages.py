@@ -46,6 +46,7 @@ def test_the_text_names_records_shards_and_balance() -> None:
         "  validation: 100 records in 1 shard of 5.00 MB",
         "  1,003 images listed = 1,000 records + 3 rejects (decode_error 2, truncated 1; see rejects.jsonl)",
         "  2 classes",
+        "  look at it: imageshards report gs://b/x/1.0.0",
     ]
     assert lines(manifest(REPAIRED))[0] == "repaired gs://b/x/1.0.0"
     assert lines(manifest(ALREADY_PUBLISHED))[0] == "already published gs://b/x/1.0.0, nothing written"
@@ -70,6 +71,7 @@ def test_one_of_a_kind_is_singular() -> None:
         "  train: 1 record in 1 shard of 1 byte",
         "  2 images listed = 1 record + 1 reject (truncated 1; see rejects.jsonl)",
         "  1 class",
+        "  look at it: imageshards report gs://b/x/1.0.0",
     ]
 
 

@@ -1,4 +1,4 @@
-"""`run` in a real Jupyter kernel: the README's block, errors, the stop button, a kernel that goes away."""
+"""`run` in a real Jupyter kernel: the block of the page on writing, errors, the stop button, a kernel that goes away."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ import pytest
 from nbclient import NotebookClient
 
 from tests import make
-from tests.test_readme import recipes
+from tests.blocks import blocks
 
 
 class Kernel:
@@ -64,10 +64,14 @@ def until(condition: Any, seconds: float = 60) -> None:
         time.sleep(0.1)
 
 
-def test_the_readmes_block_runs_in_a_notebook_and_a_manifest_is_shown_in_one_line(
+def test_the_page_s_block_runs_in_a_notebook_and_a_manifest_is_shown_in_one_line(
     kernel: Kernel, tmp_path: Path
 ) -> None:
-    (block,) = (text for language, text in recipes() if language == "python" and "imageshards.write(" in text)
+    (block,) = (
+        text
+        for language, text in blocks(make.ROOT / "docs/howto/write.md")
+        if language == "python" and "imageshards.write(" in text
+    )
     assert kernel.run(block).splitlines() == [f"{tmp_path}/datasets/small/1.0.0 {{'train': 40}} {{}}"]
     shown = f"Manifest(url='{tmp_path}/datasets/small/1.0.0', outcome='published', records=40, rejects=0, classes=3)"
     assert kernel.run("manifest").splitlines() == [shown]

@@ -1,0 +1,180 @@
+"""`report`: what the page says of a dataset with planted faults, of odd names, and in a browser."""
+
+from __future__ import annotations
+
+import html
+import json
+import os
+import re
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import imageshards
+from reader.tools.report import Report, report
+from tests import make
+from tests.reading.test_near import photo
+
+pytest.importorskip("jinja2", reason="Jinja2 is not installed: pip install 'imageshards[report]'")
+HOSTILE = ("<script>alert(1)<", '"onload="x', "a&b {{7*7}}", "ünïcødé 图")
+CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
+AXE = make.ROOT / "build" / "ci" / "npm" / "node_modules" / "axe-core" / "axe.min.js"
+
+
+@pytest.fixture(scope="module")
+def planted(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A leak, a contradiction, a black picture, a rare class, a reject, hostile names; a second version of it."""
+    folder = tmp_path_factory.mktemp("report")
+    for number, name in enumerate(HOSTILE):
+        for image in range(3 if number == 3 else 12):
+            path = folder / "photos" / name / f"{image} '<img>.jpg"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            photo(100 * number + image, 120, 90).save(path, quality=90)
+    first, second = (folder / "photos" / name for name in HOSTILE[:2])
+    for copy in range(6):  # in both splits, with near certainty
+        shutil.copy(first / "1 '<img>.jpg", first / f"leak {copy}.jpg")
+    photo(2, 120, 90).save(second / "wrong.jpg", quality=70)
+    (second / "text.jpg").write_text("no image")
+    (first / "black.png").write_bytes(make.encoded(make.Image.new("RGB", (120, 90)), "PNG"))
+    for version in ("1.0.0", "1.1.0"):
+        flags = f"--output {folder}/datasets --name planted --image_size 64 --splits train=0.5,validation=0.5"
+        more = ["--max_reject_fraction", "0.1", "--version", version]
+        assert imageshards.main(["write", "--input", str(folder / "photos"), *flags.split(), *more]) == 0
+        (first / "new.jpg").write_bytes(make.encoded(photo(999, 120, 90)))
+    return folder / "datasets" / "planted"
+
+
+@pytest.fixture(scope="module")
+def made(planted: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Report, str]:
+    out = tmp_path_factory.mktemp("page") / "page.html"
+    return report(planted, out), out.read_text()
+
+
+def test_every_planted_fault_is_on_the_page(made: tuple[Report, str]) -> None:
+    found, page = made
+    counts = {one.kind: one.count for one in found.findings}
+    assert counts["leaks"] == 1 and counts["labels"] == 1 and counts["dark"] == 1 and counts["rejects"] == 1
+    assert [line.split(" of ")[0] for line in found.faults] == ["1 group", "1 group"]
+    for text in ("1 group of copies in several splits", "Dark pictures", "1 image added", "text (not_an_image)"):
+        assert text in html.unescape(page) or text.split(" (")[0] in page, text
+    leaks = next(one for one in found.findings if one.kind == "leaks")
+    assert sum(line.keep is True for line in leaks.lines) == 1 and len(leaks.lines) == 7
+    labels = next(one for one in found.findings if one.kind == "labels")
+    assert all(line.keep is None for line in labels.lines)
+    assert set(json.loads(json.dumps(found.as_json()))["pictures"][0]) > {"split", "record", "mean", "hash"}
+
+
+def test_names_are_escaped_and_nothing_is_asked_from_elsewhere(made: tuple[Report, str]) -> None:
+    _, page = made
+    assert page.count("<script") == 2 and "alert(1)<" not in page.replace("&lt;script&gt;alert(1)&lt;", "")
+    assert "{{7*7}}" in page and "49" not in re.findall(r"a&amp;b (.*?)<", page)
+    assert re.findall(r"<[^>]*\b(?:src|href)=\"(?!data:|#)", page) == []
+    assert "default-src 'none'" in page and len(page) < 400_000
+
+
+def test_strict_is_for_a_check_before_a_training(
+    planted: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = str(tmp_path / "report.html")
+    assert imageshards.main(["report", str(planted), "--out", out]) == 0
+    assert "leaks between splits: 1 group" in capsys.readouterr().out
+    assert imageshards.main(["report", str(planted), "--out", out, "--strict", "--json"]) == 1
+    printed = capsys.readouterr()
+    assert json.loads(printed.out)["findings"]["leaks"]["count"] == 1
+    assert printed.err.splitlines()[0] == "error: 1 group of copies in several splits"
+    for number in range(24):
+        path = tmp_path / "input" / "ab"[number % 2] / f"{number}.jpg"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        photo(number, 120, 90).save(path)
+    url = str(make.published(tmp_path / "input", tmp_path / "out", "--splits", "train=0.5,validation=0.5"))
+    assert imageshards.main(["report", url, "--strict"]) == 0
+    assert (Path(url) / "report.html").exists()
+    assert imageshards.main(["verify", url]) == 0  # the page is no part of the version
+    assert imageshards.main(["report", url, "--out", str(tmp_path)]) == 2
+
+
+def test_an_index_gets_the_page(tmp_path: Path, planted: Path) -> None:
+    indexed = imageshards.tools.index(str(planted / "1.0.0" / "*.tfrecord-*"), tmp_path / "index").info.url
+    found = report(indexed, tmp_path / "page.html")
+    assert next(one for one in found.findings if one.kind == "leaks").count == 1
+    assert "This is an index" in (tmp_path / "page.html").read_text()
+
+
+def test_lists_are_read_by_write(planted: Path, made: tuple[Report, str], tmp_path: Path) -> None:
+    """What the page copies leaves the pictures out of the next version."""
+    (lists,) = re.findall(r'<script type="application/json" id="lists">(.*?)</script>', made[1], re.DOTALL)
+    lines = [json.loads(line) for text in json.loads(lists) for line in text.splitlines()]
+    for line in lines:
+        if line["path"].endswith("wrong.jpg"):
+            line["keep"] = False
+        elif "whose label" in line["reason"]:
+            line["keep"] = True
+    (tmp_path / "gone.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    flags = (
+        f"--output {planted.parent} --name planted --version 1.1.1 --image_size 64 --splits train=0.5,validation=0.5"
+    )
+    photos = ["--input", str(planted.parents[1] / "photos"), "--exclude", str(tmp_path / "gone.jsonl")]
+    assert imageshards.main(["write", *photos, *flags.split()]) == 0
+    cleaned = report(planted / "1.1.1", tmp_path / "page.html")
+    assert cleaned.faults == [] and {one.kind for one in cleaned.findings if one.count} <= {"classes", "blurred"}
+
+
+# --- in a browser
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    sync_api = pytest.importorskip("playwright.sync_api", reason="Playwright is not installed: pip install playwright")
+    if CHROMIUM is None:
+        pytest.skip("there is no Chromium: apt-get install chromium")
+    with sync_api.sync_playwright() as playwright:
+        found = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield found
+        found.close()
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize(("width", "scheme"), [(1280, "light"), (390, "light"), (1280, "dark")])
+def test_the_page_in_a_browser(width: int, scheme: str, made: tuple[Report, str], browser: Any, tmp_path: Path) -> None:
+    found, page = made
+    (tmp_path / "page.html").write_text(page)
+    context = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme)
+    context.grant_permissions(["clipboard-read", "clipboard-write"])
+    tab, said, asked = context.new_page(), [], []
+    tab.on("console", lambda message: said.append(message.text))
+    tab.on("pageerror", lambda error: said.append(str(error)))
+    tab.on("request", lambda request: asked.append(request.url))
+    tab.goto((tmp_path / "page.html").as_uri())
+    for one in found.findings:
+        if one.count:
+            assert f"{one.count:,} " in tab.locator(f"#section-{one.kind} .count").inner_text()
+    assert tab.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
+
+    name, body = tab.locator("#table thead th.name button"), "#table tbody tr th"
+    tab.keyboard.press("Tab")
+    name.focus()
+    tab.keyboard.press("Enter")
+    ascending = tab.locator(body).all_inner_texts()
+    tab.keyboard.press("Enter")
+    assert tab.locator(body).all_inner_texts() == ascending[::-1] and len(ascending) == len(HOSTILE)
+    assert tab.locator("#table thead th.name").get_attribute("aria-sort") == "descending"
+    tab.fill("#find", "a&b")
+    assert tab.locator("#table tbody tr:visible").count() == 1
+
+    tab.locator("#section-leaks button").click()
+    assert tab.locator("#said").inner_text().endswith("save them as exclude.jsonl")
+    leaks = next(one for one in found.findings if one.kind == "leaks")
+    assert len(tab.evaluate("navigator.clipboard.readText()").splitlines()) == len(leaks.lines)
+
+    axe = Path(os.environ.get("AXE", AXE))
+    if axe.exists():
+        tab.evaluate(axe.read_text())
+        faults = tab.evaluate("axe.run().then(found => found.violations)")
+        serious = [fault for fault in faults if fault["impact"] in ("serious", "critical")]
+        assert [(fault["id"], [node["html"][:200] for node in fault["nodes"]]) for fault in serious] == []
+    assert said == [] and all(url.startswith(("file:", "data:")) for url in asked)
+    if not axe.exists():
+        pytest.skip("axe-core isn't there: npm install axe-core, and AXE=…/axe.min.js")
