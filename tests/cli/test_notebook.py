@@ -1,4 +1,4 @@
-"""`run` in a real Jupyter kernel: the block of the page on writing, errors, the stop button, a kernel that goes away."""
+"""`run` in a real Jupyter kernel: the page's block, errors, the stop button, a kernel that goes away."""
 
 from __future__ import annotations
 

@@ -388,6 +388,7 @@ def test_a_terminal_sees_the_progress_line_and_what_is_published(photos: Path, t
         f"published {tmp_path}/x/1.0.0",
         "  40 images listed = 40 records + 0 rejects",
         "  3 classes",
+        f"  look at it: imageshards report {tmp_path}/x/1.0.0",
     ]
 
 
