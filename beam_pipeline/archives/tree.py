@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import os
 import re
 import sys
 import threading
@@ -12,7 +13,6 @@ from collections.abc import Collection, Iterator
 from concurrent.futures import Future
 from contextlib import suppress
 from itertools import accumulate, islice
-from typing import IO
 
 import msgspec
 
@@ -147,7 +147,8 @@ class Tree:
             return Members.of(zip.members(functools.partial(store.read, url), file.bytes, url), url)
         if not store.is_remote:
             with store.open(url) as opened:
-                return self._of_tar(file, lambda start, stop: _at(opened, start, stop), _LOCAL_BLOCK_BYTES)
+                number = opened.fileno()
+                return self._of_tar(file, lambda start, stop: os.pread(number, stop - start, start), _LOCAL_BLOCK_BYTES)
         if file.bytes < _SAVED_BYTES or not file.generation:
             return self._of_tar(file, functools.partial(store.read, url), _BLOCK_BYTES)
         name = hashlib.blake2b(f"{url} {file.generation}".encode(), digest_size=16).hexdigest()
@@ -185,11 +186,6 @@ class _Blocks:
 
 def _encoded(name: str) -> bytes:
     return name.encode("utf-8", "surrogateescape")
-
-
-def _at(opened: IO[bytes], start: int, stop: int) -> bytes:
-    opened.seek(start)
-    return opened.read(stop - start)
 
 
 def _listed(archive: ListedFile, member: Member, folder_length: int) -> ListedFile:
