@@ -17,7 +17,7 @@ _HARD, _SPARSE, _WITHOUT_DATA, _OF_NEXT = b"1", b"S", b"123456", b"LKxgVN"  # ty
 _MAX_HEADER_BYTES = 1 << 20  # of a long name or pax records: paths have some 4 kB
 _MAX_TAIL = 1 << 20  # behind the end: padding; there the next of two joined archives may begin
 _EMPTY_BYTES = 20 * BLOCK  # of a tar file without members
-_MAX_SEARCH = 1 << 20  # for any header, where there is none at the start
+MAX_SEARCH = 1 << 20  # for any header, where there is none at the start
 _RECORD = re.compile(rb"(\d{1,7}) ((?:path|linkpath|size)(?==)|GNU\.sparse)?[^=\n]*=")
 _MAY_BE_A_CLASS = re.compile(rb"[^/]+(?:/[^/]+)?\.tar", re.IGNORECASE | re.DOTALL)  # or one of a split
 
@@ -89,7 +89,7 @@ def is_tar(read: Read, start: int, stop: int) -> bool:
     header = read(start, min(stop, start + BLOCK))
     if len(header) < BLOCK or not any(header) or header[257:262] == b"ustar":
         return True
-    blocks = range(start, min(stop, start + _MAX_SEARCH), BLOCK)
+    blocks = range(start, min(stop, start + MAX_SEARCH), BLOCK)
     return any(_is_header(read(at, min(stop, at + BLOCK))) for at in blocks)
 
 

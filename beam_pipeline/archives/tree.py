@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import os
 import re
 import sys
 import threading
@@ -12,7 +13,6 @@ from collections.abc import Collection, Iterator
 from concurrent.futures import Future
 from contextlib import suppress
 from itertools import accumulate, islice
-from typing import IO
 
 import msgspec
 
@@ -81,10 +81,10 @@ class Tree:
             wanted: URLs of such folders; archives that are none of these aren't opened.
         """
         for file in self.files(url):
-            path = f"{folder}/{file.path}"
+            path, where = f"{folder}/{file.path}", f"{url}/{file.path}"
             yield path, file
-            if SUFFIX.search(path) and path[:-4] in wanted and self.is_archive(url, file.path):
-                yield from self.unpacked(f"{url}/{file.path}", path[:-4], wanted)
+            if SUFFIX.search(path) and path[:-4] in wanted and where in self.places(where[:-4]):
+                yield from self.unpacked(where, path[:-4], wanted)
 
     def places(self, folder: str) -> list[str]:
         """The URL of a folder, or if there is none, those of the archives that become it."""
@@ -104,10 +104,10 @@ class Tree:
         if found := self._within(folder_url):
             return found[1].has(found[2] + _encoded(name) + b"/")
         store, url = self._store(folder_url), storage.join(folder_url, name)
-        read, size = functools.partial(store.read, url), store.size(url)
         if url[-3:].lower() == "zip":
-            return zip.is_zip(read, size)
-        return tar.is_tar(_Blocks(read, size, _LOCAL_BLOCK_BYTES), 0, size)
+            return zip.is_zip(functools.partial(store.read, url), store.size(url))
+        begin = store.read(url, 0, tar.MAX_SEARCH)
+        return tar.is_tar(lambda start, stop: begin[start:stop], 0, len(begin))
 
     def is_folder(self, url: str) -> bool:
         """Whether a URL is that of an archive, or of a folder in one."""
@@ -147,7 +147,8 @@ class Tree:
             return Members.of(zip.members(functools.partial(store.read, url), file.bytes, url), url)
         if not store.is_remote:
             with store.open(url) as opened:
-                return self._of_tar(file, lambda start, stop: _at(opened, start, stop), _LOCAL_BLOCK_BYTES)
+                number = opened.fileno()
+                return self._of_tar(file, lambda start, stop: os.pread(number, stop - start, start), _LOCAL_BLOCK_BYTES)
         if file.bytes < _SAVED_BYTES or not file.generation:
             return self._of_tar(file, functools.partial(store.read, url), _BLOCK_BYTES)
         name = hashlib.blake2b(f"{url} {file.generation}".encode(), digest_size=16).hexdigest()
@@ -185,11 +186,6 @@ class _Blocks:
 
 def _encoded(name: str) -> bytes:
     return name.encode("utf-8", "surrogateescape")
-
-
-def _at(opened: IO[bytes], start: int, stop: int) -> bytes:
-    opened.seek(start)
-    return opened.read(stop - start)
 
 
 def _listed(archive: ListedFile, member: Member, folder_length: int) -> ListedFile:

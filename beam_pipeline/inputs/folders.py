@@ -176,7 +176,7 @@ def _class_level(config: Config, prefix: str, summary: ListingSummary) -> dict[s
 
     Raises:
         UsageError: archives next to folders, probably what was unpacked from them: every image would be there twice.
-            A file next to archives is none by its content; where all are files, that shows when they are listed.
+            One of several archives is none; if there are only files, that shows when they are listed.
     """
     archives: list[str] = []
     names = folder_names(config, prefix, summary, archives)
@@ -187,7 +187,7 @@ def _class_level(config: Config, prefix: str, summary: ListingSummary) -> dict[s
         what = f"{prefix + others[0]!r} is no archive, as {archives[0]!r} is"
         raise UsageError(f"--input {config.input!r}: {what}: copy it again, or leave it out")
     for name in others:
-        summary.skip(OTHER_SUFFIX, name)
+        summary.skip(why_skipped(name, config.extensions) or OUTSIDE_CLASSES, name)
     if names and archives:
         raise UsageError(
             f"--input {config.input!r}: archive {prefix + archives[0]!r} is next to folder {prefix + names[0]!r}: "

@@ -379,19 +379,16 @@ def fill_in_size(ref: ImageRef, listed: ImageRef | None) -> ImageRef:
 
 
 def by_path(listed: Iterable[ImageRef]) -> dict[str, ImageRef]:
-    """Listed files by their paths; one in a folder before one in an archive.
+    """Listed files by their paths.
 
     Raises:
         UsageError: it is in two archives.
     """
     found: dict[str, ImageRef] = {}
     for ref in listed:
-        other = found.get(ref.path)
-        if ref.part and other and other.part and ref.part != other.part:
-            where = " and in ".join(sorted(repr(part.url) for part in (ref.part, other.part)))
+        if (other := found.setdefault(ref.path, ref)).part != ref.part:
+            where = " and in ".join(sorted(repr(one.part.url) for one in (ref, other) if one.part))
             raise UsageError(f"--manifest: path {ref.path!r} is in {where}: keep one")
-        if not (other and ref.part):
-            found[ref.path] = ref
     return found
 
 

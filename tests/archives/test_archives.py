@@ -105,17 +105,19 @@ def test_rows_name_members_as_unpacked(bucket: Bucket, folder: str, form: str, c
     assert len(listed) == len(names)
 
 
+@pytest.mark.parametrize("below", ["", "a/", "a/b/"])
 @pytest.mark.parametrize("bucket", ["local", "gs"], indirect=True)
 def test_a_row_of_a_folder_and_of_an_archive_is_the_folder_s_and_one_of_two_archives_an_error(
-    bucket: Bucket, tmp_path: Path
+    bucket: Bucket, tmp_path: Path, below: str
 ) -> None:
-    (tmp_path / "rows.csv").write_text("path,label\ncat/1.jpg,cat\n")
+    (tmp_path / "rows.csv").write_text(f"path,label\n{below}cat/1.jpg,cat\n")
     given = config(bucket.url, layout="manifest", manifest=f"{tmp_path}/rows.csv", header=("path", "label"))
-    put(bucket, {"cat.zip": pack.zipped({"1.jpg": b"22"}), "cat.tar": pack.tarred({"1.jpg": b"333"})})
-    with pytest.raises(UsageError, match=r"path 'cat/1.jpg' is in '.*/cat.tar' and in '.*/cat.zip': keep one"):
+    put(bucket, {f"{below}cat.zip": pack.zipped({"1.jpg": b"22"}), f"{below}cat.tar": pack.tarred({"1.jpg": b"333"})})
+    with pytest.raises(UsageError, match=r"path '.*cat/1.jpg' is in '.*/cat.tar' and in '.*/cat.zip': keep one"):
         seen(given)
     tree._of_run.cache_clear()
-    put(bucket, {"cat/1.jpg": b"1"})
+    put(bucket, {f"{below}cat/1.jpg": b"1"})
+    put(bucket, {f"{below}cat.tar": b"corrupt, and not opened"})
     assert list(seen(given).values()) == [b"1"]
 
 
