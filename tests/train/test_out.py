@@ -23,12 +23,12 @@ import reader
 from beam_pipeline.errors import CorruptRecordError, ImageShardsError, StorageError, UsageError
 from reader.machine import cpu_count
 from reader.runs import RunReader
-from reader.training import pictures, report
+from reader.training import metrics, report
 from reader.training.checkpoint import Checkpoints
 from reader.training.fit import TrainResult, train
+from reader.training.metrics import confusion, curves
 from reader.training.options import TrainOptions, make_recipe
 from reader.training.out_folder import OutFolder, open_out
-from reader.training.pictures import confusion, curves
 from tests import make, servers
 from tests.reading.shards import make_dataset
 from tests.train import runs
@@ -260,7 +260,7 @@ def test_names_of_classes_are_no_formulas() -> None:
 
 
 def test_the_curves_name_the_split_that_was_validated_on_or_say_that_none_was(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pictures, "_png", lambda figure: figure)
+    monkeypatch.setattr(metrics, "_png", lambda figure: figure)
     line = {"epoch": 1, "phase": "head", "loss": 1.0, "accuracy": 0.5}
     validated, fine_tuned = line | {"val_loss": 1.0, "val_accuracy": 0.5}, {**line, "epoch": 2, "phase": "fine_tuning"}
     for lines, split, labels in (
