@@ -44,8 +44,7 @@ from reader.info import DatasetInfo, load_info
 from reader.select import Classes, parse_classes
 from reader.tools.hash import checked_sizes, dataset_hash
 from reader.tools.rejects import find_rejects
-from reader.training.model_names import application_name
-from reader.training.options import AUGMENTS, TrainOptions, check_backend
+from reader.training.options import AUGMENTS, TrainOptions, application_name, check_backend
 
 _WIDTH = 100
 _PROGRESS_S = 60  # between lines of progress in a pipe

@@ -248,9 +248,11 @@ class Resume(keras.callbacks.Callback):  # type: ignore[misc]
         )
         self._epochs, self._watched, model.stop_training = epochs, watched, self._is_stopped
         if self._is_stopped or self.epoch >= epochs:
-            by = " by EarlyStopping" * self._is_stopped
-            fix = "nothing is trained; choose another folder to train on"
-            _LOG.warning("%s is finished after epoch %d%s: %s", self._given, self.epoch, by, fix)
+            by, fix = (
+                ("by EarlyStopping", "choose another folder") if self._is_stopped else ("as asked", "raise epochs")
+            )
+            said = "%s is finished after epoch %d, %s: nothing is trained; %s to train on"
+            _LOG.warning(said, self._given, self.epoch, by, fix)
         watched.on_train_begin()
         while self.epoch < epochs and not model.stop_training:  # each epoch is a `fit`, so the rest of one can be, too
             model.fit(

@@ -22,20 +22,20 @@ from beam_pipeline.errors import ImageShardsError, UsageError, from_worker
 from beam_pipeline.text import one_line, plural
 from reader.info import DatasetInfo, load_info
 from reader.position import Position
-from reader.training import out_folder, pictures, report
+from reader.training import metrics, out_folder, report
 from reader.training.checkpoint import Checkpoints
 from reader.training.compile import LOSS, TOP_ACCURACY, compile_for
 from reader.training.devices import Devices, use_devices
 from reader.training.inputs import Inputs
-from reader.training.metrics import MAX_CLASSES, confusion_counts, confusion_files
 from reader.training.models import Model, build
 from reader.training.options import Phase, Recipe, TrainOptions, make_recipe, warnings
 from reader.training.out_folder import OutFolder, open_out
 from reader.training.report import Clocks, summary_lines, warn
-from reader.training.steps import StepWatch
 
 Report = Callable[[str], None]
 Line = dict[str, Any]
+_AHEAD = 2  # steps that are begun before earlier ones have ended: a device then never waits for Python
+_PATIENCE_S = 60.0  # after which the next is begun in any case: an error of a step comes with it
 
 
 @dataclass(frozen=True)
@@ -154,8 +154,8 @@ class _Training:
                     continue
                 self._at.phase, self._compiles = number, True
                 with self._devices.scope():
-                    metrics = compile_for(self._model, phase, self._recipe, self._devices)
-                    self._sums = [variable for metric in metrics for variable in metric.variables]
+                    compiled = compile_for(self._model, phase, self._recipe, self._devices)
+                    self._sums = [variable for metric in compiled for variable in metric.variables]
                     self._checkpoints.restore(self._model.full)
                 while not self._has_ended(phase):
                     clocks = self._train_epoch() if self._at.logs is None else np.zeros(4)
@@ -282,10 +282,10 @@ class _Training:
             files = {
                 out_folder.MODEL_FILE: _saved(model, recipe),
                 out_folder.LABELS_FILE: "".join(f"{label}\n" for label in recipe.classes).encode(),
-                out_folder.CURVES_FILE: pictures.curves(lines, number, split),
+                out_folder.CURVES_FILE: metrics.curves(lines, number, split),
             }
             if counts is not None:
-                files |= confusion_files(counts, recipe.classes, split)
+                files |= metrics.confusion_files(counts, recipe.classes, split)
                 if line := report.no_better(counts, recipe, lines[-1]["accuracy"]):
                     warn(line)
             for name, data in files.items():
@@ -293,6 +293,39 @@ class _Training:
         self._run |= {"finished": True, "best_epoch": number, "verdict": verdict, **report.mean_speed(lines)}
         out.write_run(self._run)
         return TrainResult(out.as_given, self._devices.description, tuple(lines), number, verdict)
+
+
+class StepWatch(keras.callbacks.Callback):  # type: ignore[misc]
+    """Calls `before` in the main thread before each step, when the state of the model may be read.
+
+    Args:
+        before: gets the number of steps of this `fit`, or `evaluate`, that are begun, and the last known logs of `fit`.
+        at_first: is called after `fit` has reset the metrics, which may be restored then.
+    """
+
+    # Keras then gives `on_train_batch_end`, whose logs it has to wait for, to another thread.
+    async_safe = True
+
+    def __init__(
+        self, before: Callable[[int, dict[str, float] | None], None], at_first: Callable[[], None] = lambda: None
+    ) -> None:
+        super().__init__()
+        self._before, self._at_first, self._logs = before, at_first, None
+        self._free = threading.Semaphore(_AHEAD)
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        self._at_first()
+
+    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+        self._free.acquire(timeout=_PATIENCE_S)
+        self._before(batch, self._logs)
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        self._logs = logs
+        self._free.release()
+
+    def on_test_batch_begin(self, batch: int, logs: Any = None) -> None:
+        self._before(batch, None)
 
 
 def _saved(model: Model, recipe: Recipe) -> bytes:
@@ -311,7 +344,7 @@ def _saved(model: Model, recipe: Recipe) -> bytes:
 def _confusion(info: DatasetInfo, recipe: Recipe, devices: Devices, inputs: Inputs, model: Model) -> Any:
     """Counts [classes, classes] of what is validated on, by all processes; or None."""
     classes, full = len(recipe.classes), model.full
-    if inputs.evals is None or classes > MAX_CLASSES:
+    if inputs.evals is None or classes > metrics.MAX_CLASSES:
         return None
     if devices.processes > 1:  # each process counts what it reads, with a copy of the model on its own device
         weights = full.get_weights()
@@ -322,7 +355,7 @@ def _confusion(info: DatasetInfo, recipe: Recipe, devices: Devices, inputs: Inpu
     for images, labels, weights in inputs.evals:
         valid = int(np.count_nonzero(weights))  # padding is behind all records
         logits = keras.ops.convert_to_numpy(full.predict_on_batch(images))
-        counts += confusion_counts(labels[:valid], logits[:valid].argmax(axis=1), classes)
+        counts += metrics.confusion_counts(labels[:valid], logits[:valid].argmax(axis=1), classes)
     if devices.processes > 1:
         from jax.experimental import multihost_utils
 

@@ -6,14 +6,15 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from importlib import import_module
+from types import ModuleType
 from typing import Any, NamedTuple
 from warnings import catch_warnings, simplefilter
 
 from beam_pipeline.errors import ImageShardsError, UsageError
 from beam_pipeline.text import one_line
 from reader.info import DatasetInfo
-from reader.training.model_names import SMALL_CNN, import_user_module
-from reader.training.options import Recipe
+from reader.training.options import SMALL_CNN, Recipe
 
 _SCALED_BY_WEIGHTS = "EfficientNetB"  # with `imagenet` these have a layer more, which has no variables
 _STD_FLOOR = 1e-3  # images of one colour have no spread
@@ -158,6 +159,19 @@ def _users_model(written: str, images: Any, classes: int) -> Any:
             f"[batch, {classes}]"
         )
     return keras.layers.Activation("linear", dtype="float32")(logits)
+
+
+def import_user_module(written: str, is_first: bool = True) -> ModuleType:
+    """The module of a user's `package.module:function`; the current folder is searched first, or last."""
+    module, _, name = written.partition(":")
+    if os.getcwd() not in sys.path:  # `python -m` looks there, the command doesn't
+        sys.path.insert(0 if is_first else len(sys.path), os.getcwd())
+    try:
+        getattr(found := import_module(module), name)
+        return found
+    except Exception as error:  # whatever the module does
+        why = f"{type(error).__name__}: {one_line(error)}"
+        raise UsageError(f"--model {written!r}: {why}; give package.module:function") from error
 
 
 def _load(model: Model, weights: str) -> Any:

@@ -7,6 +7,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, fields
+from difflib import get_close_matches
 from typing import Any, NamedTuple
 
 from beam_pipeline.errors import UsageError
@@ -16,8 +17,8 @@ from reader.info import DatasetInfo
 from reader.select import parse_classes
 from reader.training import data
 from reader.training.data import NO_VALIDATION, TrainingData, choose_data, class_counts
-from reader.training.model_names import SMALL_CNN, application_name
 
+SMALL_CNN = "small_cnn"
 _SMALL_SIDE = 96  # of small_cnn by default: on the sample data it learns in half the epochs that 224 pixels take
 _SMALL_BATCH, _LARGE_BATCH = 8, 64
 _MIN_STEPS, _MIN_UPDATES, _MIN_EPOCHS = 25, 150, 6  # steps are of an epoch
@@ -208,6 +209,29 @@ class Recipe:
         if not lines or "val_loss" not in lines[0]:
             return lines[-1] if lines else None
         return min(lines, key=lambda line: math.inf if math.isnan(line["val_loss"]) else line["val_loss"])
+
+
+def application_name(given: str) -> str:
+    """A model's name as Keras writes it: `MobileNetV2` for `mobilenet_v2`.
+
+    Raises:
+        UsageError: there is none; names the nearest.
+    """
+    if ":" in given or given == SMALL_CNN:
+        return given
+    import keras
+
+    names = [SMALL_CNN, *(name for name, one in vars(keras.applications).items() if callable(one))]
+    plain: dict[str, str] = {_plain(name): name for name in names}
+    if (found := plain.get(_plain(given))) is not None:
+        return found
+    nearest = get_close_matches(_plain(given), plain, n=1)
+    hint = f"did you mean {plain[nearest[0]]}?" if nearest else f"choose one of {', '.join(names)}"
+    raise UsageError(f"--model {given!r}: {hint}")
+
+
+def _plain(name: str) -> str:
+    return name.lower().replace("_", "").replace("-", "")
 
 
 def check_backend(backend: str) -> None:

@@ -19,7 +19,7 @@ from beam_pipeline.errors import ImageShardsError, UsageError
 from beam_pipeline.text import one_line
 from reader.pixels import Pixels
 from reader.preprocess import Preprocessing
-from reader.training.model_names import import_user_module
+from reader.training.models import import_user_module
 from reader.training.out_folder import LABELS_FILE, MODEL_FILE, RUN_FILE
 
 Floats = npt.NDArray[np.float32]

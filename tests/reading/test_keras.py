@@ -152,14 +152,17 @@ def test_a_training_that_was_killed_and_interrupted_ends_with_the_same_bits(fits
 
 def test_a_finished_training_gets_its_weights_and_no_step_and_says_so(fits: dict[str, Any]) -> None:
     assert fits["resumes"]["finished"] == [fits["resumes"]["plain"][0], []]
-    assert f"/killed is finished after epoch {EPOCHS}: nothing is trained; choose another folder" in fits["said"]
+    assert (
+        f"/killed is finished after epoch {EPOCHS}, as asked: nothing is trained; raise epochs to train on"
+        in fits["said"]
+    )
 
 
 def test_a_training_that_was_stopped_early_is_finished_with_the_weights_that_it_restored(fits: dict[str, Any]) -> None:
     (weights, epochs), *again = fits["resumes"]["early"]
     assert [epoch for epoch, _ in epochs] == [0, 1]
     assert again == [[weights, []]] * 2
-    said = "/early is finished after epoch 2 by EarlyStopping: nothing is trained; choose another folder to train on"
+    said = "/early is finished after epoch 2, by EarlyStopping: nothing is trained; choose another folder to train on"
     assert fits["said"].count(said) == 2
 
 

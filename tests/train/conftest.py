@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 import tensorflow as tf
 
-from reader.training import pictures
+from reader.training import metrics
 from tests.reading.shards import make_dataset
 
 
@@ -29,7 +29,7 @@ def eager() -> Iterator[None]:
 def no_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
     """Runs draw no curves and no confusion: that takes as long as their steps."""
     for name in ("curves", "confusion"):
-        monkeypatch.setattr(pictures, name, lambda *_: b"")
+        monkeypatch.setattr(metrics, name, lambda *_: b"")
 
 
 @pytest.fixture(scope="module", autouse=True)

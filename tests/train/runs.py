@@ -51,12 +51,12 @@ class Killed(BaseException):
 @contextmanager
 def killed_at(moment: str) -> Iterator[None]:
     """Kill a run at its best epoch, before its line; in an evaluation; or between last.keras and model.keras."""
-    from reader.training import checkpoint, fit, steps
+    from reader.training import checkpoint, fit
 
     places: dict[str, tuple[Any, str]] = {
         "best": (checkpoint.Checkpoints, "keep_best"),
-        "evaluation": (steps.StepWatch, "on_test_batch_begin"),
-        "signal": (steps.StepWatch, "on_test_batch_begin"),
+        "evaluation": (fit.StepWatch, "on_test_batch_begin"),
+        "signal": (fit.StepWatch, "on_test_batch_begin"),
         "end": (fit.OutFolder, "write"),
     }
     owner, name = places[moment]

@@ -10,9 +10,8 @@ import pytest
 
 from reader.commands import parser
 from reader.info import load_info
-from reader.training.model_names import application_name
 from reader.training.models import build
-from reader.training.options import TrainOptions, make_recipe
+from reader.training.options import TrainOptions, application_name, make_recipe
 
 ROOT = Path(__file__).parents[2]
 SHOWN = [

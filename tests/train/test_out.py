@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import functools
 import json
 import shutil
 import signal
@@ -22,14 +21,16 @@ from PIL import Image
 
 import reader
 from beam_pipeline.errors import CorruptRecordError, ImageShardsError, StorageError, UsageError
+from reader.machine import cpu_count
 from reader.runs import RunReader
-from reader.training import pictures, report
+from reader.training import metrics, report
 from reader.training.checkpoint import Checkpoints
 from reader.training.fit import TrainResult, train
-from reader.training.options import TrainOptions
+from reader.training.metrics import confusion, curves
+from reader.training.options import TrainOptions, make_recipe
 from reader.training.out_folder import OutFolder, open_out
-from reader.training.pictures import confusion, curves
 from tests import make, servers
+from tests.reading.shards import make_dataset
 from tests.train import runs
 
 # But for the run `finished`, which draws its pictures; tests/train/test_continue.py trains with what is traced.
@@ -259,7 +260,7 @@ def test_names_of_classes_are_no_formulas() -> None:
 
 
 def test_the_curves_name_the_split_that_was_validated_on_or_say_that_none_was(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pictures, "_png", lambda figure: figure)
+    monkeypatch.setattr(metrics, "_png", lambda figure: figure)
     line = {"epoch": 1, "phase": "head", "loss": 1.0, "accuracy": 0.5}
     validated, fine_tuned = line | {"val_loss": 1.0, "val_accuracy": 0.5}, {**line, "epoch": 2, "phase": "fine_tuning"}
     for lines, split, labels in (
@@ -340,30 +341,22 @@ def test_out_in_a_bucket_is_written_and_continued(
     assert "runs/1/model.keras" in gcs.names(bucket)
 
 
-def one_at_a_time(seconds: float, read: Any) -> Any:
-    """`RunReader.read` over storage that answers one request at a time."""
-    lock = threading.Lock()
-
-    @functools.wraps(read)
-    def slow(*arguments: Any) -> Any:
-        with lock:
-            time.sleep(seconds)
-            return read(*arguments)
-
-    return slow
-
-
 @pytest.mark.soak
 def test_the_verdict_on_slow_storage_is_a_cache(dataset: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(RunReader, "read", one_at_a_time(0.5, RunReader.read))
+    lock, read = threading.Lock(), RunReader.read
+
+    def one_at_a_time(*arguments: Any) -> Any:
+        with lock:
+            time.sleep(1.5)
+            return read(*arguments)
+
+    monkeypatch.setattr(RunReader, "read", one_at_a_time)
     result, _ = trained(dataset, tmp_path / "out", epochs=2)
     assert result.epochs[1]["wait_share"] > 0.5
     assert "is the limit; --cache would help most" in result.verdict
 
 
-def test_the_verdict_on_a_slow_model_is_the_device(
-    dataset: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_slow_model_waits_for_no_input(dataset: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "slow.py").write_text(
         "import keras\n"
         "def model(shape, classes):\n"
@@ -371,9 +364,41 @@ def test_the_verdict_on_a_slow_model_is_the_device(
         "    return keras.Sequential([*layers, keras.layers.GlobalAveragePooling2D(), keras.layers.Dense(classes)])\n"
     )
     monkeypatch.chdir(tmp_path)
-    result, _ = trained(dataset, tmp_path / "out", model="slow:model", epochs=2)
-    assert result.epochs[1]["wait_share"] < 0.05
-    assert result.verdict.endswith("the device is the limit")
+    assert trained(dataset, tmp_path / "out", model="slow:model", epochs=2)[0].epochs[1]["wait_share"] < 0.05
+
+
+@pytest.mark.parametrize(
+    ("waited_s", "busy", "images", "options", "verdict"),
+    [
+        (0.9, 1.0, 80, {}, "waited 9% of the time for input: the device is the limit"),
+        (
+            5,
+            0.1,
+            80,
+            {},
+            "waited 50% of the time for input, the cores were 90% idle: the disk is the limit; --cache wo",
+        ),
+        (
+            5,
+            0.1,
+            80,
+            {"cache": "memory"},
+            "waited 50% of the time for input, the cores were 90% idle: the disk is the ",
+        ),
+        (5, 0.9, 80, {}, "waited 50% of the time for input: decoding is the limit; more CPU cores would help most"),
+        (5, 0.9, 80, {"image_size": 120}, "waited 50% of the time for input: decoding is the limit; a dataset written"),
+        (5, 0.9, 8, {}, "too few steps were timed to say what limits it: lower --batch_size or raise --epochs"),
+        (5, 0.9, 80, {"batch_size": 40}, "too few steps were timed to say what limits it"),
+    ],
+)
+def test_the_verdict_is_of_the_wait_and_of_the_cores(
+    waited_s: float, busy: float, images: int, options: dict[str, Any], verdict: str, tmp_path: Path
+) -> None:
+    info = reader.load_info(make_dataset(tmp_path / "1.0.0", {"train": [40], "val": [3]}, size=(200, 200)))
+    recipe = make_recipe(info, TrainOptions(**{"batch_size": 8, "image_size": 200, **options}))
+    said = report.verdict(np.array([10, waited_s, busy * 10 * cpu_count(), images]), info, recipe)
+    assert said.startswith(verdict)
+    assert ("until all is in the cache" in said) == ("cache" in options)
 
 
 @pytest.mark.parametrize(
