@@ -24,6 +24,7 @@ from reader.tools.read import checked_table, read_records
 _MAX_BITS = 8  # that differ: of photos a 5 % crop is still found in 0.91 of cases, and no two others (docs/decisions)
 _MIN_CORRELATION = 0.75  # of the pictures as 32 x 32 grey ones; of two random photos it is at most that
 _FLAT = 4.0  # standard deviation below which a picture is of one brightness, and correlations mean nothing
+_PER_HASH = 16  # pictures with the same hash that are compared with all others
 _ROWS = 512  # of a task
 _TILE = 8, 4096  # hashes compared at once, in memory that a cache holds: 0.6 ns a pair
 _MAX_PAIRS = 10_000_000  # that get a second look
@@ -43,8 +44,10 @@ class Pairs(NamedTuple):
     is_mirrored: npt.NDArray[np.bool_]
 
 
-def near_groups(info: DatasetInfo, found: Pictures) -> tuple[Integers, Integers]:
+def near_groups(info: DatasetInfo, found: Pictures) -> tuple[Integers, Integers, int]:
     """The records that look like another one: rows of `Pictures`, group after group; where each begins, and the end.
+
+    The last value is how many pairs got a second look.
 
     Groups are in order of their first row, rows ascend within a group. A picture is in the group of each that it looks
     like, so two of a large group may be less alike.
@@ -55,40 +58,54 @@ def near_groups(info: DatasetInfo, found: Pictures) -> tuple[Integers, Integers]
     Raises:
         ImageShardsError: ten million pairs are near: nearly all pictures look the same.
     """
-    pairs = near_pairs(found.hash, found.mirrored)
+    pairs = near_pairs(found)
     is_alike = np.concatenate([*_looks(info, found.splits, pairs), np.empty(0, np.bool_)])
     root = _joined(len(found), pairs.first[is_alike], pairs.second[is_alike])
     sizes = np.bincount(root, minlength=len(root))
     rows = np.flatnonzero(sizes[root] > 1)
     rows = rows[np.argsort(root[rows], kind="stable")]  # a group's root is its first row
-    return rows, np.append(np.flatnonzero(np.diff(root[rows], prepend=-1)), len(rows))
+    return rows, np.append(np.flatnonzero(np.diff(root[rows], prepend=-1)), len(rows)), len(pairs.first)
 
 
-def near_pairs(hashes: npt.NDArray[np.uint64], mirrored: npt.NDArray[np.uint64]) -> Pairs:
-    """All pairs of rows of which at most 8 bits differ, by brute force; of equal hashes each with the first one."""
-    _, first, of = np.unique(hashes, return_index=True, return_inverse=True)
-    again = np.flatnonzero(first[of] != np.arange(len(hashes)))
-    ordered = np.sort(first)
-    one, other = hashes[ordered], mirrored[ordered]
+def near_pairs(found: Pictures) -> Pairs:
+    """All pairs of rows of which at most 8 bits differ, by brute force, but for those of one hash.
+
+    Of these, copies (no number differs) are paired with each other, one after the other; 16 that differ with all
+    rows; each further one with the first, and with the one whose numbers come next, so that many placeholders don't
+    make their square of pairs.
+    """
+    numbers: list[npt.NDArray[Any]] = [found.sharpness, found.one_colour, found.spread, found.mean, found.hash]
+    order = np.lexsort(numbers)
+    is_other, is_head = np.ones((2, len(order)), np.bool_)
+    is_head[1:] = np.diff(found.hash[order]) != 0
+    is_other[1:] = np.any([np.diff(column[order]) != 0 for column in numbers], axis=0)
+    head = np.maximum.accumulate(np.where(is_head, np.arange(len(order)), 0))
+    others = np.cumsum(is_other)
+    is_further = is_other & (others - others[head] >= _PER_HASH)
+    again, further = np.flatnonzero(~is_other | is_further), np.flatnonzero(is_further)
+    ends = np.concatenate([order[again - 1], order[head[further]]]), np.concatenate([order[again], order[further]])
+    rows = np.sort(order[is_other & ~is_further])
+    parts, count = [(np.minimum(*ends), np.maximum(*ends), np.zeros(len(ends[0]), np.bool_))], len(ends[0])
+    one, other = found.hash[rows], found.mirrored[rows]
     with ThreadPoolExecutor(cpu_count(), "reader-near") as pool:
-        blocks = pool.map(lambda start: _near(one, other, start), range(0, len(one), _ROWS))
-        parts, count = [(first[of[again]], again, np.zeros(len(again), np.bool_))], len(again)
-        for a, b, is_mirror in blocks:
-            parts.append((ordered[a], ordered[b], is_mirror))
+        for a, b, is_mirrored in pool.map(lambda start: _near(one, other, start), range(0, len(one), _ROWS)):
+            parts.append((rows[a], rows[b], is_mirrored))
             if (count := count + len(a)) > _MAX_PAIRS:
-                raise ImageShardsError(f"over {_MAX_PAIRS:,} pairs of pictures are near: nearly all look the same")
+                raise ImageShardsError(
+                    f"over {_MAX_PAIRS:,} pairs of pictures are near, so nearly all look the same; "
+                    "leave exact copies out first (duplicates without --near)"
+                )
     return Pairs(*map(np.concatenate, zip(*parts, strict=True)))
 
 
 def _near(
     hashes: npt.NDArray[np.uint64], mirrored: npt.NDArray[np.uint64], start: int
 ) -> tuple[Integers, Integers, npt.NDArray[np.bool_]]:
-    """Near pairs of some rows with all later ones."""
+    """Near pairs of some rows with all later ones: of nearly symmetric pictures both ways, since one may be alike."""
     stop, buffers = min(start + _ROWS, len(hashes)), (np.empty(_TILE, np.uint64), np.empty(_TILE, np.uint8))
-    (a, b), (mirror_a, mirror_b) = (_near_to(some[start:stop], hashes, start, buffers) for some in (hashes, mirrored))
-    is_new = ~np.isin(mirror_a * len(hashes) + mirror_b, a * len(hashes) + b)
-    is_mirror = np.repeat([False, True], [len(a), int(is_new.sum())])
-    return np.concatenate([a, mirror_a[is_new]]), np.concatenate([b, mirror_b[is_new]]), is_mirror
+    ways = [_near_to(some[start:stop], hashes, start, buffers) for some in (hashes, mirrored)]
+    first, second = map(np.concatenate, zip(*ways, strict=True))
+    return first, second, np.repeat([False, True], [len(ways[0][0]), len(ways[1][0])])
 
 
 def _near_to(
