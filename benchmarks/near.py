@@ -1,11 +1,11 @@
 """Near-duplicates: what `imageshards duplicates --near` finds, and what it costs.
 
-    python benchmarks/near.py table IMAGES [--count 300] [--image_size 224]
+    python benchmarks/near.py table IMAGES [--first 0] [--count 300] [--image_size 224]
     python benchmarks/near.py scale 100000 [--keep FOLDER]
 
-`table` writes a dataset of photos from IMAGES, a folder of class folders, and of a copy of each by every change, and
-runs the command on it. `scale` makes small random pictures (64 x 64), of which each thousandth has a copy of quality
-40, and says seconds, CPU and memory of the command.
+`table` writes, for every change, a dataset of photos from IMAGES, a folder of class folders, and of a changed copy of
+each, and runs the command on it. `scale` makes small random pictures (64 x 64), of which each thousandth has a copy of
+quality 40, and says seconds, CPU and memory of the command.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from PIL import Image
@@ -46,7 +46,6 @@ def cropped(image: Image.Image, part: float) -> Image.Image:
 
 
 CHANGES: dict[str, Callable[[Image.Image], Image.Image]] = {
-    "same": lambda image: image,
     "half": lambda image: image.resize((image.width // 2, image.height // 2)),
     "q40": lambda image: image,
     "brighter": lambda image: Image.eval(image, lambda value: min(255, int(value * 1.2))),
@@ -72,43 +71,42 @@ def run(url: str, out: str) -> tuple[dict[str, object], dict[str, float]]:
     }
 
 
-def number_of(path: str) -> str:
-    """Which photo a file shows."""
-    return Path(path).stem.partition("_")[0]
+def table(files: Sequence[Path], image_size: int, scratch: Path) -> Iterator[dict[str, object]]:
+    """For each change, of the photos and their copies: the part of copies that are near and named, and other pairs."""
+    for name, change in CHANGES.items():
+        folder = scratch / name
+        for number, file in enumerate(files):
+            with Image.open(file) as opened:
+                image = opened.convert("RGB")
+            for kind, changed in (("photo", image), ("copy", change(image))):
+                path = folder / "in" / kind / f"{number:05d}.jpg"
+                path.parent.mkdir(parents=True, exist_ok=True)
+                changed.save(path, quality=40 if (kind, name) == ("copy", "q40") else 90)
+        config: dict[str, Any] = {"input": str(folder / "in"), "output": str(folder / "out"), "image_size": image_size}
+        manifest = beam_pipeline.run(beam_pipeline.Config(**config, name="near", splits="train=1"))
+        assert manifest is not None
+        yield {"change": name} | of_change(manifest.url, len(files), folder / "list")
 
 
-def table(images: Path, count: int, image_size: int, scratch: Path) -> dict[str, object]:
-    """Each change: the part of copies that share a group with their photo; pairs of other photos in one group."""
-    for number, file in enumerate(sorted(path for path in images.glob("*/*") if path.is_file())[:count]):
-        with Image.open(file) as opened:
-            image = opened.convert("RGB")
-        for name, change in CHANGES.items():
-            path = scratch / "in" / name / f"{number:05d}_{name}.jpg"
-            path.parent.mkdir(parents=True, exist_ok=True)
-            change(image).save(path, quality=40 if name == "q40" else 90)
-    config = {"input": str(scratch / "in"), "output": str(scratch / "out"), "name": "near", "image_size": image_size}
-    manifest = beam_pipeline.run(beam_pipeline.Config(**config, splits="train=1"))
-    assert manifest is not None
-    _, cost = run(manifest.url, str(scratch / "list"))
-    info = load_info(manifest.url)
-    found = statistics(info)
-    paths = [path.decode() for path in read_paths(info, list(found.splits), np.arange(len(found)))]
-    photos = len({number_of(path) for path in paths})
-    pairs = near_pairs(found)
-    same = Counter(number_of(paths[a]) == number_of(paths[b]) for a, b in zip(pairs.first, pairs.second, strict=True))
+def of_change(url: str, photos: int, out: Path) -> dict[str, object]:
+    """What the command names, and what its hashes alone would."""
+    _, cost = run(url, str(out))
     groups: dict[str, list[str]] = {}
-    for line in (scratch / "list").read_text().splitlines():
-        groups.setdefault(json.loads(line)["group"], []).append(json.loads(line)["path"])
-    group_of = {path: group for group, members in groups.items() for path in members}
-    recall = {}
-    for name in CHANGES:
-        of_change = {number_of(path): group_of.get(path) for path in paths if path.startswith(f"{name}/")}
-        first = {number_of(path): group_of.get(path) for path in paths if path.startswith("same/")}
-        recall[name] = sum(group is not None and group == first[key] for key, group in of_change.items()) / photos
-    mixed = sum(len({number_of(path) for path in members}) > 1 for members in groups.values())
-    total = len(paths) * (len(paths) - 1) // 2 - photos * len(CHANGES) * (len(CHANGES) - 1) // 2
-    told = {"photos": photos, "records": len(paths), "pairs_of_other_photos": total}
-    return told | {"of_these_near_by_hash": same[False], "groups_of_several_photos": mixed, "recall": recall} | cost
+    for line in map(json.loads, out.read_text().splitlines()):
+        groups.setdefault(line["group"], []).append(Path(line["path"]).stem)
+    info = load_info(url)
+    found = statistics(info)
+    paths = read_paths(info, list(found.splits), np.arange(len(found)))
+    shown = [Path(path.decode()).stem for path in paths]
+    pairs = near_pairs(found)
+    by_hash = {(shown[a], shown[b]) for a, b in zip(pairs.first.tolist(), pairs.second.tolist(), strict=True)}
+    return {
+        "near_by_hash": round(sum(a == b for a, b in by_hash) / photos, 3),
+        "named": round(sum(len(group) > len(set(group)) for group in groups.values()) / photos, 3),
+        "other_pairs": (2 * photos) * (2 * photos - 1) // 2 - photos,
+        "other_pairs_near_by_hash": sum(a != b for a, b in by_hash),
+        "groups_of_several_photos": sum(len(set(group)) > 1 for group in groups.values()),
+    } | cost
 
 
 def picture(number: int, quality: int) -> bytes:
@@ -133,7 +131,7 @@ def scale(count: int, kept: Path | None, scratch: Path) -> dict[str, object]:
     if not (folder / "manifest.json").exists():
         parts = -(-count // RECORDS_PER_SHARD)
         per_shard = [count // parts + (index < count % parts) for index in range(parts)]
-        shards.make_dataset(folder, {"train": per_shard}, size=(64, 64), record=record)
+        shards.make_dataset(folder, {"train": per_shard}, size=(64, 64), record=record, with_names=True)
     said, cost = run(str(folder), str(scratch / "list"))
     return {"records": count, "copies": -(-(count - 1) // COPIED), "groups": said["groups"]} | cost
 
@@ -144,6 +142,7 @@ def main() -> None:
     verbs = parser.add_subparsers(dest="verb", required=True)
     of_table, of_scale = verbs.add_parser("table"), verbs.add_parser("scale")
     of_table.add_argument("images", type=Path)
+    of_table.add_argument("--first", type=int, default=0)
     of_table.add_argument("--count", type=int, default=300)
     of_table.add_argument("--image_size", type=int, default=224)
     of_scale.add_argument("count", type=int)
@@ -151,10 +150,12 @@ def main() -> None:
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as scratch:
         if args.verb == "table":
-            found = table(args.images, args.count, args.image_size, Path(scratch))
+            files = sorted(path for path in args.images.glob("*/*") if path.is_file())[args.first :][: args.count]
+            found = table(files, args.image_size, Path(scratch))
         else:
-            found = scale(args.count, args.keep, Path(scratch))
-    print(json.dumps(found, indent=1))
+            found = iter([scale(args.count, args.keep, Path(scratch))])
+        for line in found:
+            print(json.dumps(line))
 
 
 if __name__ == "__main__":

@@ -235,7 +235,7 @@ def _group_near(
 ) -> tuple[npt.NDArray[np.uint64], Integers, Rows, int]:
     """The same of records that look the same, and how many pairs got a second look."""
     row, first, candidates = near_groups(info, found)
-    *_, label = _load(info, splits, len(found))
+    *_, label = _load(info, splits, len(found), with_md5s=False)
     rows, heads = np.empty(len(row), _ROW), row[first[:-1]]
     rows["row"], rows["split"], rows["label"] = row, found.split[row], label[row]
     return np.stack([found.hash[heads], heads.astype(np.uint64)], 1).astype(">u8"), first, rows, candidates
@@ -257,22 +257,22 @@ def equal_rows(high: Array, low: Array) -> tuple[Integers, Integers]:
     return row, np.concatenate(([0], np.cumsum(sizes)))
 
 
-def _load(info: DatasetInfo, splits: Sequence[str], records: int) -> tuple[Array, Array, Array]:
-    """Of all records the MD5's first and last 8 bytes as numbers, and the class id."""
-    high, low, label = np.empty(records, np.uint64), np.empty(records, np.uint64), np.empty(records, np.uint32)
+def _load(info: DatasetInfo, splits: Sequence[str], records: int, with_md5s: bool = True) -> tuple[Array, Array, Array]:
+    """Of all records the MD5's first and last 8 bytes as numbers, if they are asked for, and the class id."""
+    (high, low), label = np.empty((2, records * with_md5s), np.uint64), np.empty(records, np.uint32)
     is_index = FOREIGN_KEY in info.manifest
 
     def read(shard: Shard, start: int) -> None:
         table, of_shard = info.load_table(shard), slice(start, start + shard.records)
         label[of_shard] = table["class"]
-        if not is_index:
+        if with_md5s and not is_index:
             high[of_shard], low[of_shard] = np.ascontiguousarray(table["source_md5"]).view(">u8").T
 
     shards = [shard for name in splits for shard in info.splits[name].shards]
     starts = np.cumsum([0, *(shard.records for shard in shards)]).tolist()
     with ThreadPoolExecutor(_TABLES_AT_ONCE) as pool:
         list(pool.map(read, shards, starts))
-    if is_index:
+    if with_md5s and is_index:
         find = ImageFinder(info.image_key, info.class_key)
         md5s = read_records(
             info.run_table("+".join(splits)),
