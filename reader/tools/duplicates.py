@@ -79,7 +79,9 @@ class Duplicates:
         records: how many images were compared.
         groups, images: of images that are the same.
         across_labels, across_splits: groups with several labels (contradictions), with several splits (leaks).
-        first: up to 20 groups across labels, up to 20 others across splits, and up to 20 of the rest, each by `group`.
+        first: up to 20 groups across labels, up to 20 others across splits, and up to 20 of the rest: of the same bytes
+            by their MD5s, of the same look in the order of the records.
+        candidates: pairs with near hashes, whose pictures were compared; 0 if bytes were.
     """
 
     dataset: str
@@ -90,21 +92,23 @@ class Duplicates:
     across_labels: int
     across_splits: int
     first: list[DuplicateGroup]
+    candidates: int = 0
 
     def __bool__(self) -> bool:
         return self.groups > 0
 
     def __repr__(self) -> str:
+        looked = f" ({plural(self.candidates, 'pair')} compared by their pictures)" * (self.compared == "pictures")
         records = plural(self.records, "image")
         have, that = {
             "source": ("have the same bytes", "with the same bytes"),
             "stored": ("have the same stored bytes", "with the same stored bytes"),
         }.get(self.compared, ("look the same", "that look the same"))
         if not self:
-            return f"no two of {records} {have}"
+            return f"no two of {records} {have}{looked}"
         lines = [
             f"{plural(self.groups, 'group')} {that}, {self.images:,} of {records}: {self.across_labels:,} across "
-            f"labels (contradictions), {self.across_splits:,} across splits (leaks)",
+            f"labels (contradictions), {self.across_splits:,} across splits (leaks){looked}",
             *(f"  {group}" for group in self.first),
         ]
         if more := self.groups - len(self.first):
@@ -141,7 +145,7 @@ def find_groups(
     """What `duplicates` returns; of images that look the same if their statistics are given."""
     splits = [name for name, split in info.splits.items() if split.records]
     with nullcontext() if out is None else published_file(os.fspath(out)) as file:
-        keys, first, rows = _group(info, splits) if found is None else _group_near(info, splits, found)
+        keys, first, rows, candidates = _group(info, splits) if found is None else _group_near(info, splits, found)
         across_labels, across_splits = (_have_several(rows[name], first) for name in ("label", "split"))
         kind = np.where(across_labels, 0, np.where(across_splits, 1, 2))
         shown = np.concatenate([np.flatnonzero(kind == one)[:_SHOWN_GROUPS] for one in range(3)]).tolist()
@@ -175,6 +179,7 @@ def find_groups(
         across_labels=int(across_labels.sum()),
         across_splits=int(across_splits.sum()),
         first=list(map(described, shown)),
+        candidates=candidates,
     )
 
 
@@ -215,25 +220,25 @@ def _have_several(values: npt.NDArray[np.integer], first: Integers) -> npt.NDArr
     return differ
 
 
-def _group(info: DatasetInfo, splits: Sequence[str]) -> tuple[npt.NDArray[np.uint64], Integers, Rows]:
-    """The MD5s that several records have, ascending, as two numbers; where the records of each begin; and these."""
+def _group(info: DatasetInfo, splits: Sequence[str]) -> tuple[npt.NDArray[np.uint64], Integers, Rows, int]:
+    """The MD5s that several records have, ascending, as two numbers; where the records of each begin; these; and 0."""
     ends = np.cumsum([info.splits[name].records for name in splits])
     high, low, label = _load(info, splits, int(ends[-1]))
     row, first = equal_rows(high, low)
     rows, heads = np.empty(len(row), _ROW), row[first[:-1]]
     rows["row"], rows["split"], rows["label"] = row, np.searchsorted(ends, row, "right"), label[row]
-    return np.stack([high[heads], low[heads]], 1).astype(">u8"), first, rows
+    return np.stack([high[heads], low[heads]], 1).astype(">u8"), first, rows, 0
 
 
 def _group_near(
     info: DatasetInfo, splits: Sequence[str], found: Pictures
-) -> tuple[npt.NDArray[np.uint64], Integers, Rows]:
-    """The same of records that look the same."""
-    row, first = near_groups(info, found)
+) -> tuple[npt.NDArray[np.uint64], Integers, Rows, int]:
+    """The same of records that look the same, and how many pairs got a second look."""
+    row, first, candidates = near_groups(info, found)
     label = np.concatenate([part["class"] for part in read_columns(info, "+".join(splits), ["class"])])
     rows, heads = np.empty(len(row), _ROW), row[first[:-1]]
     rows["row"], rows["split"], rows["label"] = row, found.split[row], label[row]
-    return np.stack([found.hash[heads], heads.astype(np.uint64)], 1).astype(">u8"), first, rows
+    return np.stack([found.hash[heads], heads.astype(np.uint64)], 1).astype(">u8"), first, rows, candidates
 
 
 def equal_rows(high: Array, low: Array) -> tuple[Integers, Integers]:
@@ -253,8 +258,8 @@ def equal_rows(high: Array, low: Array) -> tuple[Integers, Integers]:
 
 
 def _load(info: DatasetInfo, splits: Sequence[str], records: int) -> tuple[Array, Array, Array]:
-    """Of all records the MD5's first and last 8 bytes as numbers, and the class id."""
-    high, low, label = np.empty(records, np.uint64), np.empty(records, np.uint64), np.empty(records, np.uint32)
+    """Of all records the MD5's first and last 8 bytes as numbers, if they are asked for, and the class id."""
+    (high, low), label = np.empty((2, records), np.uint64), np.empty(records, np.uint32)
     is_index = FOREIGN_KEY in info.manifest
 
     def read(shard: Shard, start: int) -> None:

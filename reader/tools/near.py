@@ -18,12 +18,14 @@ from reader.example import ImageFinder
 from reader.info import DatasetInfo
 from reader.machine import cpu_count
 from reader.runs import Integers
-from reader.tools.pictures import GRID, Pictures, grey_of
+from reader.tools.pictures import GRID, Floats, Pictures, grey_of
 from reader.tools.read import checked_table, read_records
 
 _MAX_BITS = 8  # that differ: of photos a 5 % crop is still found in 0.91 of cases, and no two others (docs/decisions)
-_MIN_CORRELATION = 0.75  # of the pictures as 32 x 32 grey ones; of two random photos it is at most that
+_MIN_CORRELATION = 0.88  # of 32 x 32 grey pictures: of copies at least 0.89, of other photos at most 0.86
+_CROPS = 0.05, 0.1  # parts of width and height that one picture of a pair may lack
 _FLAT = 4.0  # standard deviation below which a picture is of one brightness, and correlations mean nothing
+_PER_HASH = 16  # pictures with the same hash that are compared with all others
 _ROWS = 512  # of a task
 _TILE = 8, 4096  # hashes compared at once, in memory that a cache holds: 0.6 ns a pair
 _MAX_PAIRS = 10_000_000  # that get a second look
@@ -43,8 +45,10 @@ class Pairs(NamedTuple):
     is_mirrored: npt.NDArray[np.bool_]
 
 
-def near_groups(info: DatasetInfo, found: Pictures) -> tuple[Integers, Integers]:
+def near_groups(info: DatasetInfo, found: Pictures) -> tuple[Integers, Integers, int]:
     """The records that look like another one: rows of `Pictures`, group after group; where each begins, and the end.
+
+    The last value is how many pairs got a second look.
 
     Groups are in order of their first row, rows ascend within a group. A picture is in the group of each that it looks
     like, so two of a large group may be less alike.
@@ -55,40 +59,54 @@ def near_groups(info: DatasetInfo, found: Pictures) -> tuple[Integers, Integers]
     Raises:
         ImageShardsError: ten million pairs are near: nearly all pictures look the same.
     """
-    pairs = near_pairs(found.hash, found.mirrored)
-    is_alike = np.concatenate([*_looks(info, found.splits, pairs), np.empty(0, np.bool_)])
+    pairs = near_pairs(found)
+    is_alike = np.concatenate([*second_looks(info, found.splits, pairs), np.empty(0, np.bool_)])
     root = _joined(len(found), pairs.first[is_alike], pairs.second[is_alike])
     sizes = np.bincount(root, minlength=len(root))
     rows = np.flatnonzero(sizes[root] > 1)
     rows = rows[np.argsort(root[rows], kind="stable")]  # a group's root is its first row
-    return rows, np.append(np.flatnonzero(np.diff(root[rows], prepend=-1)), len(rows))
+    return rows, np.append(np.flatnonzero(np.diff(root[rows], prepend=-1)), len(rows)), len(pairs.first)
 
 
-def near_pairs(hashes: npt.NDArray[np.uint64], mirrored: npt.NDArray[np.uint64]) -> Pairs:
-    """All pairs of rows of which at most 8 bits differ, by brute force; of equal hashes each with the first one."""
-    _, first, of = np.unique(hashes, return_index=True, return_inverse=True)
-    again = np.flatnonzero(first[of] != np.arange(len(hashes)))
-    ordered = np.sort(first)
-    one, other = hashes[ordered], mirrored[ordered]
+def near_pairs(found: Pictures) -> Pairs:
+    """All pairs of rows of which at most 8 bits differ, by brute force, but for those of one hash.
+
+    Of these, copies (no number differs) are paired with each other, one after the other; 16 that differ with all
+    rows; each further one with the first, and with the one whose numbers come next, so that many placeholders don't
+    make their square of pairs.
+    """
+    numbers: list[npt.NDArray[Any]] = [found.sharpness, found.one_colour, found.spread, found.mean, found.hash]
+    order = np.lexsort(numbers)
+    is_other, is_head = np.ones((2, len(order)), np.bool_)
+    is_head[1:] = np.diff(found.hash[order]) != 0
+    is_other[1:] = np.any([np.diff(column[order]) != 0 for column in numbers], axis=0)
+    head = np.maximum.accumulate(np.where(is_head, np.arange(len(order)), 0))
+    others = np.cumsum(is_other)
+    is_further = is_other & (others - others[head] >= _PER_HASH)
+    again, further = np.flatnonzero(~is_other | is_further), np.flatnonzero(is_further)
+    ends = np.concatenate([order[again - 1], order[head[further]]]), np.concatenate([order[again], order[further]])
+    rows = np.sort(order[is_other & ~is_further])
+    parts, count = [(np.minimum(*ends), np.maximum(*ends), np.zeros(len(ends[0]), np.bool_))], len(ends[0])
+    one, other = found.hash[rows], found.mirrored[rows]
     with ThreadPoolExecutor(cpu_count(), "reader-near") as pool:
-        blocks = pool.map(lambda start: _near(one, other, start), range(0, len(one), _ROWS))
-        parts, count = [(first[of[again]], again, np.zeros(len(again), np.bool_))], len(again)
-        for a, b, is_mirror in blocks:
-            parts.append((ordered[a], ordered[b], is_mirror))
+        for a, b, is_mirrored in pool.map(lambda start: _near(one, other, start), range(0, len(one), _ROWS)):
+            parts.append((rows[a], rows[b], is_mirrored))
             if (count := count + len(a)) > _MAX_PAIRS:
-                raise ImageShardsError(f"over {_MAX_PAIRS:,} pairs of pictures are near: nearly all look the same")
+                raise ImageShardsError(
+                    f"over {_MAX_PAIRS:,} pairs of pictures are near, so nearly all look the same; "
+                    "leave exact copies out first (duplicates without --near)"
+                )
     return Pairs(*map(np.concatenate, zip(*parts, strict=True)))
 
 
 def _near(
     hashes: npt.NDArray[np.uint64], mirrored: npt.NDArray[np.uint64], start: int
 ) -> tuple[Integers, Integers, npt.NDArray[np.bool_]]:
-    """Near pairs of some rows with all later ones."""
+    """Near pairs of some rows with all later ones: of nearly symmetric pictures both ways, since one may be alike."""
     stop, buffers = min(start + _ROWS, len(hashes)), (np.empty(_TILE, np.uint64), np.empty(_TILE, np.uint8))
-    (a, b), (mirror_a, mirror_b) = (_near_to(some[start:stop], hashes, start, buffers) for some in (hashes, mirrored))
-    is_new = ~np.isin(mirror_a * len(hashes) + mirror_b, a * len(hashes) + b)
-    is_mirror = np.repeat([False, True], [len(a), int(is_new.sum())])
-    return np.concatenate([a, mirror_a[is_new]]), np.concatenate([b, mirror_b[is_new]]), is_mirror
+    ways = [_near_to(some[start:stop], hashes, start, buffers) for some in (hashes, mirrored)]
+    first, second = map(np.concatenate, zip(*ways, strict=True))
+    return first, second, np.repeat([False, True], [len(ways[0][0]), len(ways[1][0])])
 
 
 def _near_to(
@@ -111,7 +129,7 @@ def _near_to(
     return first, second
 
 
-def _looks(info: DatasetInfo, splits: Sequence[str], pairs: Pairs) -> Iterator[npt.NDArray[np.bool_]]:
+def second_looks(info: DatasetInfo, splits: Sequence[str], pairs: Pairs) -> Iterator[npt.NDArray[np.bool_]]:
     """Whether the pictures of each pair are alike; each is read again, by its range."""
     find, channels, split = ImageFinder(info.image_key, info.class_key), info.image.channels, "+".join(splits)
     for start in range(0, len(pairs.first), _LOOKS_AT_ONCE):
@@ -127,23 +145,41 @@ def _looks(info: DatasetInfo, splits: Sequence[str], pairs: Pairs) -> Iterator[n
         for _ in read_records(table, look):
             pass
         one, other = (np.searchsorted(rows, part) for part in (first, second))
-        for piece in np.array_split(np.arange(len(one)), len(one) // 4096 + 1):
+        for piece in np.array_split(np.arange(len(one)), len(one) // 1024 + 1):
             yield _alike(small[one[piece]], small[other[piece]], is_mirrored[piece])
 
 
 def _alike(
     one: npt.NDArray[np.uint8], other: npt.NDArray[np.uint8], is_mirrored: npt.NDArray[np.bool_]
 ) -> npt.NDArray[np.bool_]:
-    """bool [n] of uint8 [n, 32, 32]: whether pictures correlate; those without contrast, whether they are as bright."""
-    other = np.where(is_mirrored[:, None, None], other[:, :, ::-1], other)
-    flat = [part.reshape(len(part), -1).astype(np.float32) for part in (one, other)]
-    means, spreads = ([getattr(part, name)(1) for part in flat] for name in ("mean", "std"))
-    centred = [part - mean[:, None] for part, mean in zip(flat, means, strict=True)]
-    correlation = (centred[0] * centred[1]).mean(1) / np.maximum(spreads[0] * spreads[1], 1e-6)
-    is_flat = np.maximum(*spreads) < _FLAT
-    is_as_bright = np.abs(means[0] - means[1]) < 2 * _FLAT
+    """bool [n] of uint8 [n, 32, 32]: whether pictures correlate; those without contrast, whether they are as bright.
+
+    One of them may be the middle of the other.
+    """
+    a: Floats = one.astype(np.float32)
+    b: Floats = np.where(is_mirrored[:, None, None], other[:, :, ::-1], other).astype(np.float32)
+    correlation = _correlation(a, b)
+    for zoom in map(_zoom, _CROPS):
+        correlation = np.maximum(correlation, _correlation(zoom @ a @ zoom.T, b))
+        correlation = np.maximum(correlation, _correlation(a, zoom @ b @ zoom.T))
+    is_flat = np.maximum(a.std((1, 2)), b.std((1, 2))) < _FLAT
+    is_as_bright = np.abs(a.mean((1, 2)) - b.mean((1, 2))) < 2 * _FLAT
     is_alike: npt.NDArray[np.bool_] = np.where(is_flat, is_as_bright, correlation >= _MIN_CORRELATION)
     return is_alike
+
+
+def _zoom(part: float) -> Floats:
+    """float32 [32, 32] that enlarges the middle of a row of pixels: all but a part, linearly."""
+    at = (np.arange(GRID) + 0.5 - GRID / 2) * (1 - part) + GRID / 2 - 0.5
+    zoom: Floats = np.maximum(0, 1 - np.abs(at[:, None] - np.arange(GRID)), dtype=np.float32)
+    return zoom
+
+
+def _correlation(one: Floats, other: Floats) -> Floats:
+    """float32 [n] of float32 [n, 32, 32]."""
+    a, b = (part - part.mean((1, 2), keepdims=True) for part in (one, other))
+    found: Floats = (a * b).mean((1, 2)) / np.maximum(a.std((1, 2)) * b.std((1, 2)), 1e-6)
+    return found
 
 
 def _joined(total: int, first: Integers, second: Integers) -> Integers:

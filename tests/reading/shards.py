@@ -16,7 +16,8 @@ from PIL import Image
 from beam_pipeline import schema
 from beam_pipeline.schema.example import image_example
 from beam_pipeline.schema.manifest import FORMAT_VERSION, builtins_of, file_sums, seal_manifest
-from beam_pipeline.schema.table import COLUMNS, column_name, table_bytes
+from beam_pipeline.schema.table import COLUMNS, column_name, name_hash, table_bytes
+from reader.tools.read import filename_of
 from tests import make
 
 CLASSES = ("bird", "cat", "dog")
@@ -92,6 +93,7 @@ def make_dataset(
     columns: Columns = (),
     classes: Sequence[str] = CLASSES,
     record: Callable[[str, int], tuple[int, bytes]] | None = None,
+    with_names: bool = False,
 ) -> str:
     """Write a dataset whose shards hold the given numbers of records, and return its folder.
 
@@ -103,6 +105,7 @@ def make_dataset(
         size, size_of: (height, width) of every image, or of each by its number in the split.
         columns: further features: name, dtype, whether it is a list, encoder, and a record's values by its number.
         record: makes a record's class and bytes from its split and its number there, in place of `make_record`.
+        with_names: whether the record tables have the hashes of the paths, too.
     """
 
     def drawn(split: str, number: int) -> tuple[int, bytes]:
@@ -129,6 +132,8 @@ def make_dataset(
                 class_counts[label] += 1
                 values = {column_name(one): of(number)[0] for one, _, is_list, _, of in columns if not is_list}
                 row = {"order_key": number, "bytes": len(records[-1]), "class": label, **values}
+                if with_names:
+                    row["name"] = name_hash(filename_of(made).decode())
                 for key, value in row.items():
                     rows_of[key].append(value)
                 number += 1
@@ -144,7 +149,7 @@ def make_dataset(
             (folder / name.file).write_bytes(data)
             entry = {"file": name.file, "records": count, "bytes": len(data), "crc32c": google_crc32c.value(data)}
             numbers = [(one, kind) for one, kind, is_list, *_ in columns if kind != "bytes" and not is_list]
-            kinds = {key: COLUMNS[key] for key in ("order_key", "bytes", "class")}
+            kinds = {key: COLUMNS[key] for key in ("order_key", "bytes", "class", *["name"] * with_names)}
             kinds |= {column_name(one): np.dtype(kind).str for one, kind in numbers}
             table = table_bytes(kinds, {key: rows_of[key] for key in kinds})
             (folder / schema.table_file(name.file)).write_bytes(table)

@@ -123,6 +123,7 @@ def test_it_finds_what_the_job_found(
         "images": 14,
         "across_labels": sum(len(one) > 1 for one in labels),
         "across_splits": sum(len(one) > 1 for one in splits),
+        "candidates": 0,
         "first": found["first"],
     }
     assert {one["group"]: (one["images"], sorted(one["splits"]), one["labels"]) for one in found["first"]} == {
