@@ -194,7 +194,7 @@ def _charts(found: Rows) -> Iterator[dict[str, Any]]:
         longer = np.maximum(columns["source_height"], columns["source_width"])
         stored = None if image.min_size != image.max_size or image.max_size is None else max(image.max_size)
         yield _histogram("Longer side of the originals", longer, lambda value: f"{value:,.0f} px", stored)
-    yield _histogram("Bytes of a record", columns["bytes"], size_text, None)
+    yield _histogram("Bytes per record", columns["bytes"], size_text, None)
     totals = np.bincount(columns["class"], minlength=found.info.num_classes)
     yield _histogram("Images of a class", totals, lambda value: f"{value:,.0f}", None)
 
@@ -213,10 +213,10 @@ def _histogram(title: str, values: Array, text: Any, mark: float | None) -> dict
         for number, count in enumerate(counts.tolist())
         if count
     ]
-    said = f"{text(low)} to {text(high)}, median {text(median)}"
-    said += "" if mark is None else f"; stored at {text(mark)} (dashed)"
+    caption = f"{text(low)} to {text(high)}, median {text(median)}"
+    caption += "" if mark is None else f"; stored at {text(mark)} (dashed)"
     place = None if mark is None else round(float(scale(mark) - scale(first)) / span * _WIDTH, 1)
-    return {"title": title, "text": said, "bars": bars, "mark": place, "low": text(first), "high": text(last)}
+    return {"title": title, "text": caption, "bars": bars, "mark": place, "low": text(first), "high": text(last)}
 
 
 def _formats(found: Rows) -> list[tuple[str, int, int]]:

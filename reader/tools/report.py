@@ -55,7 +55,7 @@ class Shown(NamedTuple):
     Attributes:
         row: its record's number among those of all splits.
         name: of its file; `train[17:18]` for record 17 of third-party files.
-        note: what else is to be said of it.
+        note: what else is to be told of it.
     """
 
     row: int

@@ -143,9 +143,9 @@ def test_the_page_in_a_browser(width: int, scheme: str, made: tuple[Report, str]
     (tmp_path / "page.html").write_text(page)
     context = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme)
     context.grant_permissions(["clipboard-read", "clipboard-write"])
-    tab, said, asked = context.new_page(), [], []
-    tab.on("console", lambda message: said.append(message.text))
-    tab.on("pageerror", lambda error: said.append(str(error)))
+    tab, printed, asked = context.new_page(), [], []
+    tab.on("console", lambda message: printed.append(message.text))
+    tab.on("pageerror", lambda error: printed.append(str(error)))
     tab.on("request", lambda request: asked.append(request.url))
     tab.goto((tmp_path / "page.html").as_uri())
     for one in found.findings:
@@ -165,7 +165,7 @@ def test_the_page_in_a_browser(width: int, scheme: str, made: tuple[Report, str]
     assert tab.locator("#table tbody tr:visible").count() == 1
 
     tab.locator("#section-leaks button").click()
-    assert tab.locator("#said").inner_text().endswith("save them as exclude.jsonl")
+    assert tab.locator("#status").inner_text().endswith("save them as exclude.jsonl")
     leaks = next(one for one in found.findings if one.kind == "leaks")
     assert len(tab.evaluate("navigator.clipboard.readText()").splitlines()) == len(leaks.lines)
 
@@ -175,6 +175,6 @@ def test_the_page_in_a_browser(width: int, scheme: str, made: tuple[Report, str]
         faults = tab.evaluate("axe.run().then(found => found.violations)")
         serious = [fault for fault in faults if fault["impact"] in ("serious", "critical")]
         assert [(fault["id"], [node["html"][:200] for node in fault["nodes"]]) for fault in serious] == []
-    assert said == [] and all(url.startswith(("file:", "data:")) for url in asked)
+    assert printed == [] and all(url.startswith(("file:", "data:")) for url in asked)
     if not axe.exists():
         pytest.skip("axe-core isn't there: npm install axe-core, and AXE=…/axe.min.js")
