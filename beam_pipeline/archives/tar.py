@@ -18,12 +18,12 @@ _MAX_HEADER_BYTES = 1 << 20  # of a long name or pax records: paths have some 4 
 _MAX_TAIL = 1 << 20  # behind the end: padding; there the next of two joined archives may begin
 _EMPTY_BYTES = 20 * BLOCK  # of a tar file without members
 MAX_SEARCH = 1 << 20  # for any header, where there is none at the start
+_HIDDEN = re.compile(rb"(?:\A|/)\.")  # such as what macOS puts next to each file
 _RECORD = re.compile(rb"(\d{1,7}) ((?:path|linkpath|size)(?==)|GNU\.sparse)?[^=\n]*=")
-_MAY_BE_A_CLASS = re.compile(rb"[^/]+(?:/[^/]+)?\.tar", re.IGNORECASE | re.DOTALL)  # or one of a split
 
 
 def members(read: Read, size: int, archive: str) -> Iterator[Member]:
-    """Every member of a tar file, and after each tar file that may be a class's its members, as `a.tar/1.jpg`.
+    """Every member of a tar file, and after each tar file in it its members, as `a.tar/1.jpg`.
 
     Args:
         read: bytes [start, stop) of it, fewer if it ends before; called from start to end.
@@ -71,7 +71,8 @@ def _members(read: Read, at: int, end: int, archive: str, inside: bytes) -> Iter
             yield Member(name, data, data, method=LINK)
         else:
             yield Member(name, data, stop, size, size, PLAIN)
-            if not inside and _MAY_BE_A_CLASS.fullmatch(name) and is_tar(read, data, stop):
+            may_be_tar = not inside and name[-4:].lower() == b".tar" and not _HIDDEN.search(name)
+            if may_be_tar and is_tar(read, data, stop):
                 yield Member(name + b"/", data, data)
                 yield from _members(read, data, stop, archive, name + b"/")
     if not header:

@@ -61,6 +61,7 @@ FORMS: dict[str, tuple[Callable[[Files], Files], str]] = {
     "pax tar of .": (lambda files: {"in.tar": tarred(files, "pax", "./")}, "in.tar"),
     "ustar in a folder": (lambda files: {"in.tar": tarred(files, "ustar", "a/")}, "in.tar/a"),
     "tar of tars": (lambda files: {"in.tar": tarred(each(tarred, ".tar")(files))}, "in.tar"),
+    "tars deep in a tar": (lambda files: {"in.tar": tarred(each(tarred, ".tar")(files), top="a/b/c/")}, "in.tar/a/b/c"),
     "folder of tars": (lambda files: {f"in/{name}": data for name, data in each(tarred, ".tar")(files).items()}, "in"),
     "folder of zips": (lambda files: {f"in/{name}": data for name, data in each(zipped, ".zip")(files).items()}, "in"),
 }
@@ -71,6 +72,7 @@ DEEP: dict[str, tuple[Callable[[Files], Files], str]] = {
     "tar of tars in the input": (lambda files: {"in/a.tar": tarred(_below("b/", each(tarred, ".tar")(files)))}, "in"),
     "tar in a tar": (lambda files: {"in/a.tar": tarred({"b.tar": tarred(files)})}, "in"),
     "tars at the third level": (lambda files: _below("in/a/b/", each(tarred, ".tar")(files)), "in"),
+    "tars in folders of a tar": (lambda files: {"in.tar": tarred(each(tarred, ".tar")(files), top="a/b/")}, "in.tar"),
     "zips at the third level": (lambda files: _below("in/a/b/", each(zipped, ".zip")(files)), "in"),
     "zip in the input": (lambda files: {"in/a.zip": zipped(_below("b/", files))}, "in"),
     "zip of a folder": (lambda files: {"in/a/b.zip": zipped(files)}, "in"),

@@ -156,6 +156,17 @@ def test_names_of_inner_archives_and_folders_may_be_anything(tmp_path: Path) -> 
     assert sorted(file.path for file in given.files(f"{tmp_path}/a.tar/d.tar")) == ["2.jpg", "e.tar"]
 
 
+def test_what_macos_puts_next_to_an_inner_archive_is_hidden(tmp_path: Path) -> None:
+    data = b"\0\5\x16\7" + b"Mac OS X        " * 8
+    files = {"._cat.tar": data, "cat.tar": pack.tarred({"._1.jpg": data, "1.jpg": b"1"})}
+    (tmp_path / "a.tar").write_bytes(pack.tarred(files))
+    assert list(seen(config(f"{tmp_path}/a.tar")).values()) == [b"1"]
+    counted, classes = skipped(config(f"{tmp_path}/a.tar"))
+    assert (counted.hidden, counted.hidden_images, counted.suffixes, classes) == (1, 1, {}, ["cat"])
+    (tmp_path / "b.tar").write_bytes(pack.tarred({"sub/._x.tar": data, "sub/1.jpg": b"1"}))
+    assert list(seen(config(f"{tmp_path}/b.tar")).values()) == [b"1"]
+
+
 def test_a_listing_that_failed_is_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "a.zip").write_bytes(pack.zipped({"cat/1.jpg": b"1"}))
     given = config(f"{tmp_path}/a.zip")
