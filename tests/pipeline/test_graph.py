@@ -184,13 +184,6 @@ def test_no_request_of_a_healthy_job_is_repeated_or_fails(remote: Remote) -> Non
     assert len(uploads) == shards + sidecars + others + notes + indexes + metadata
 
 
-def test_the_same_command_again_writes_nothing_to_gs(gcs: Gcs, remote: Remote) -> None:
-    before = len(gcs.requests())
-    finished = make.job(f"gs://{remote.bucket}/in", f"gs://{remote.bucket}/out", *FLAGS)
-    assert finished.out.startswith("already published")
-    assert {request.method for request in gcs.requests()[before:]} == {"GET"}
-
-
 def test_s3_in_and_out(s3: S3, input_folder: Path, reference: dict[str, bytes]) -> None:
     bucket = s3.new_bucket()
     for name, data in make.files(input_folder).items():
