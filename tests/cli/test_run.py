@@ -415,3 +415,12 @@ def test_a_store_that_does_not_answer_is_told_before_anything_is_begun(
     assert finished.err.startswith("error: gs://bucket/photos: no success for 0 s: ")
     assert finished.err.endswith("; check the URL and the network; nothing was started\n")
     assert "resumes" not in finished.err
+
+
+@pytest.mark.parametrize("endpoint", ["localhost:1", "no-such-host.invalid:8099", "localhost:99999"])
+def test_a_job_server_that_does_not_answer_is_told_at_once(endpoint: str, photos: Path, tmp_path: Path) -> None:
+    finished = make.job(photos, tmp_path, "--runner=PortableRunner", f"--job_endpoint={endpoint}")
+    assert (finished.code, finished.err.count("\n")) == (2, 1), finished
+    assert finished.err.startswith(f"error: --job_endpoint '{endpoint}': no job server answers there (")
+    assert finished.err.endswith("); start one, or correct HOST:PORT\n")
+    assert list(tmp_path.iterdir()) == []
