@@ -22,17 +22,8 @@ from beam_pipeline.schema import example
 from reader import load_info
 from tests import make
 from tests.servers import Gcs
-from tools.engines import pieces
 
 FLAGS = ("--splits", "train=0.8,validation=0.2", "--max_reject_fraction", "0.1")
-
-
-@pytest.fixture(scope="module")
-def folder(photos: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """`photos` with an image that is rejected."""
-    folder = Path(shutil.copytree(photos, tmp_path_factory.mktemp("input") / "in"))
-    (folder / "bee" / "broken.jpg").write_bytes((photos / "bee" / "0000.jpg").read_bytes()[:300])
-    return folder
 
 
 @pytest.fixture(scope="module")
@@ -44,18 +35,6 @@ def published(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def config(folder: Path, output: object, **more: object) -> Config:
     values = {"input": str(folder), "output": str(output), "name": "photos", "image_size": 24}
     return Config(**values | {"splits": "train=0.8,validation=0.2", "max_reject_fraction": 0.1} | more)
-
-
-@pytest.fixture(params=["FnApiRunner", pytest.param("PrismRunner", marks=pytest.mark.soak)])
-def options(request: pytest.FixtureRequest) -> PipelineOptions:
-    flags = [f"--runner={request.param}"]
-    if request.param == "PrismRunner":
-        found = list(pieces.cache_folder().glob("prism-*/prism"))
-        if not found:
-            pytest.skip("make engines installs Prism")
-        # Beam keeps the server that another test of this process asked for without a binary.
-        flags += [f"--prism_location={found[-1]}", "--experiments=disable_prism_server_singleton"]
-    return PipelineOptions(flags)
 
 
 def records(version: Path) -> list[tuple[str, bytes]]:
