@@ -7,6 +7,7 @@ import dataclasses
 import os
 import re
 import signal
+import socket
 import sys
 import threading
 import time
@@ -22,6 +23,7 @@ from apache_beam.options.pipeline_options import (
     DirectOptions,
     GoogleCloudOptions,
     PipelineOptions,
+    PortableOptions,
     SetupOptions,
     StandardOptions,
     TestOptions,
@@ -98,6 +100,7 @@ class Job:
         self.is_local, self.is_dataflow = runs_locally(self._options), is_dataflow(self._options)
         if self.is_dataflow:
             _fill_in_and_check(self._options, config)
+        _check_job_server(self._options.view_as(PortableOptions).job_endpoint)
         self._pipeline = _new_pipeline(self._options, self.runner)
 
     def configured(self, config: Config) -> Config:
@@ -230,6 +233,17 @@ def _ctrl_c_raises() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGINT, before)
+
+
+def _check_job_server(endpoint: str | None) -> None:
+    """Beam would wait for minutes for one that isn't there, without a word."""
+    if not endpoint or not (place := re.fullmatch(r"([\w.-]+):(\d+)", endpoint)):
+        return
+    try:
+        socket.create_connection((place[1], int(place[2])), storage.FIRST_CONTACT_S).close()
+    except (OSError, OverflowError) as error:
+        fix = f"no job server answers there ({error}); start one, or correct HOST:PORT"
+        raise wrong("--job_endpoint", endpoint, fix) from None
 
 
 def _fill_in_and_check(options: PipelineOptions, config: Config) -> None:

@@ -209,7 +209,9 @@ class _OneLine(logging.Handler):
             when, text = datetime.fromisoformat(message[1]).astimezone(), message[2]
         state = _STATE.match(text)
         kind = record.levelname.lower()
-        line = _state_text(state[1] or state[2]) if state else f"{kind}: {_message_line(text)}"
+        line = (
+            _state_text(state[1] or state[2]) if state else f"{kind}: {_message_line(text).removeprefix('WARNING: ')}"
+        )
         if (state or record.levelno >= logging.WARNING) and line not in self._printed:
             self._printed.add(line)
             self._line.print_above(f"{when:%H:%M:%S} {line}")

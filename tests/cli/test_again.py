@@ -14,12 +14,8 @@ from beam_pipeline import schema
 from beam_pipeline.storage.local import LocalStorage
 from tests import make
 from tests.cli.conftest import failed, refused, unchanged
+from tests.dataset.conftest import again
 from tests.servers import Gcs
-
-
-def again(photos: Path, version: Path, *more: object) -> make.Finished:
-    """The command that made `version`, once more."""
-    return make.job(photos, version.parent.parent, *make.TWO_SPLITS, *more)
 
 
 @contextlib.contextmanager

@@ -123,14 +123,9 @@ def test_a_shard_of_rejects_only_stays_with_no_record(tmp_path: Path, gcs: Gcs) 
 # --- other outcomes
 
 
-def test_plan_only_prints_the_plan_and_writes_nothing(photos: Path, version: Path, tmp_path: Path) -> None:
-    with unchanged(version):
-        finished = make.job(photos, tmp_path, *make.TWO_SPLITS, "--plan_only", "--seed", 3)
-    assert (finished.code, "train: " in finished.out, "in 2 shards" in finished.out) == (0, True, True)
-
-
 def test_a_plan_knows_what_the_job_will_read_and_both_tell_their_cpu_time(photos: Path, tmp_path: Path) -> None:
     plan = make.job(photos, tmp_path, *make.TWO_SPLITS, "--plan_only")
+    assert (plan.code, "train: " in plan.out, "in 2 shards" in plan.out) == (0, True, True)
     assert not list(tmp_path.iterdir())
     start = time.process_time()
     finished = make.job(photos, tmp_path, *make.TWO_SPLITS)
@@ -142,6 +137,8 @@ def test_a_plan_knows_what_the_job_will_read_and_both_tell_their_cpu_time(photos
     assert 0 < run["cpu_s"] < cpu_s
     wrote = size_text(run["shard_bytes"])
     assert finished.out.endswith(f"\n  {run['cpu_s']:.1f} CPU-seconds to convert; read {source}, wrote {wrote}\n")
+    with unchanged(tmp_path / "photos/1.0.0"):
+        assert make.job(photos, tmp_path, *make.TWO_SPLITS, "--plan_only", "--seed", 3).code == 0
 
 
 def test_what_a_user_should_look_at_is_a_warning(tmp_path: Path) -> None:
@@ -417,3 +414,12 @@ def test_a_store_that_does_not_answer_is_told_before_anything_is_begun(
     assert finished.err.startswith("error: gs://bucket/photos: no success for 0 s: ")
     assert finished.err.endswith("; check the URL and the network; nothing was started\n")
     assert "resumes" not in finished.err
+
+
+@pytest.mark.parametrize("endpoint", ["localhost:1", "no-such-host.invalid:8099", "localhost:99999"])
+def test_a_job_server_that_does_not_answer_is_told_at_once(endpoint: str, photos: Path, tmp_path: Path) -> None:
+    finished = make.job(photos, tmp_path, "--runner=PortableRunner", f"--job_endpoint={endpoint}")
+    assert (finished.code, finished.err.count("\n")) == (2, 1), finished
+    assert finished.err.startswith(f"error: --job_endpoint '{endpoint}': no job server answers there (")
+    assert finished.err.endswith("); start one, or correct HOST:PORT\n")
+    assert list(tmp_path.iterdir()) == []

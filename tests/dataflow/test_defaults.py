@@ -65,16 +65,12 @@ def test_slots_cover_the_shards_and_no_worker_gets_more_than_its_share(shards: i
         ("--max_num_workers=5", "max_num_workers"),
         ("--number_of_worker_harness_threads=3", "number_of_worker_harness_threads"),
         ("--setup_file=other/setup.py", "setup_file"),
+        ("--sdk_container_image=registry/imageshards:1", "setup_file requirements_file requirements_cache"),
     ],
 )
-def test_what_is_given_has_no_default(flag: str, name: str) -> None:
-    assert filled(config()).keys() - filled(config(), flag).keys() >= {name}
-
-
-def test_an_image_is_run_in_place_of_the_package() -> None:
-    options = filled(config(), "--sdk_container_image=registry/imageshards:1")
-    assert options["sdk_location"] == "container"
-    assert not options.keys() & {"setup_file", "requirements_file", "requirements_cache"}
+def test_what_is_given_has_no_default_and_an_image_is_run_in_place_of_the_package(flag: str, name: str) -> None:
+    assert filled(config()).keys() - filled(config(), flag).keys() >= {*name.split()}
+    assert filled(config(), flag).get("sdk_location") == ("container" if "image" in flag else None)
 
 
 @pytest.mark.parametrize(
@@ -123,18 +119,13 @@ def printed(*flags: str) -> list[str]:
     return dataflow.defaults_text(one, options, dataflow.defaults(one, options)).splitlines()
 
 
-def test_a_machine_type_that_does_not_tell_its_cores_is_named() -> None:
+def test_a_machine_type_that_does_not_tell_its_cores_and_workers_that_would_be_idle_are_named() -> None:
     fix = "; the cores of 'big' aren't known here: set --number_of_worker_harness_threads"
     assert printed("--machine_type=big")[-1] == f"  up to 32 workers{fix}"
     assert printed("--machine_type=big", "--number_of_worker_harness_threads=2")[-1] == "  up to 32 workers"
-
-
-def test_workers_that_would_be_idle_are_printed_with_what_was_given() -> None:
-    assert "  --max_num_workers=33 (not 99: the others would be idle)" in printed("--max_num_workers=99")
-    assert (
-        printed("--max_num_workers=99")[-1]
-        == "  up to 33 workers of 4 cores, 132 shards at a time; the job has 130 shards"
-    )
+    *lines, last = printed("--max_num_workers=99")
+    assert "  --max_num_workers=33 (not 99: the others would be idle)" in lines
+    assert last == "  up to 33 workers of 4 cores, 132 shards at a time; the job has 130 shards"
 
 
 def test_the_label_tells_jobs_of_one_name_apart() -> None:

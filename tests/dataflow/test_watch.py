@@ -137,11 +137,10 @@ def test_a_job_that_fails_ends_with_the_one_line_of_its_cause(
     assert len(lines) == 4 + len({*earlier, *messages}), "each message is told once"
 
 
-@pytest.mark.parametrize("state", ["CANCELLED"])
-def test_a_job_that_is_ended_from_outside_is_exit_1(watched: Watched, state: str) -> None:
+def test_a_job_that_is_ended_from_outside_is_exit_1(watched: Watched) -> None:
     cancelling = [Step("CANCELLING")] * 60  # for more than a minute
-    lines = watched.lines(Step("RUNNING"), *cancelling, Step(state), code=1)
-    ended = [state.lower(), f"error: job {ID} was {state.lower()}; the same command resumes"]
+    lines = watched.lines(Step("RUNNING"), *cancelling, Step("CANCELLED"), code=1)
+    ended = ["cancelled", f"error: job {ID} was cancelled; the same command resumes"]
     assert lines == [FOUND, "running", "cancelling", *ended]
 
 
@@ -176,16 +175,12 @@ def test_an_api_that_fails_is_asked_again_for_minutes(watched: Watched) -> None:
     assert lines == [FOUND, "running", *failures, "done"]
 
 
-@pytest.mark.parametrize("code", [403])
-def test_an_api_that_refuses_ends_the_watching_with_one_line(watched: Watched, code: int) -> None:
-    lines = watched.lines(Step("RUNNING"), Step("RUNNING", refused=code), code=1)
-    assert lines == [FOUND, "running", f"error: {FAILURES[code]}; {RUNS_ON}"]
-
-
 @pytest.mark.parametrize("code", [401, 404, RESET])
-def test_an_api_that_refuses_to_look_for_the_job_ends_the_command_before_anything_is_started(
+def test_an_api_that_refuses_ends_the_watching_or_before_anything_is_started_with_one_line(
     watched: Watched, code: int
 ) -> None:
+    lines = watched.lines(Step("RUNNING"), Step("RUNNING", refused=403), code=1)
+    assert lines == [FOUND, "running", f"error: {FAILURES[403]}; {RUNS_ON}"]
     watched.api.list_errors = [code] * 100
     before = watched.api.requests.count(POST)
     lines = watched.lines(Step("RUNNING"), code=1)

@@ -82,20 +82,12 @@ def test_an_input_in_the_version_is_refused(photos: Path, version: Path, place: 
     assert make.files(version.parent) == before
 
 
-@pytest.mark.parametrize(
-    ("flag", "text", "more"),
-    [
-        ("--manifest", "path,label\nant/0000.jpg,ant\n", ("--layout", "manifest")),
-        ("--labels_file", "ant\nbee\ncat", ()),
-    ],
-)
-def test_a_file_of_the_input_inside_the_version_is_refused(
-    photos: Path, version: Path, flag: str, text: str, more: tuple[str, ...]
-) -> None:
-    (file := version / "mine.csv").write_text(text)
-    line = line_of(make.job(photos, version.parent.parent, flag, file, *more, "--overwrite"))
-    assert line == f"{flag} '{file}': it is in {version}, which belongs to the job; move it elsewhere"
-    assert file.exists()
+def test_a_file_of_the_input_inside_the_version_is_refused(photos: Path, version: Path) -> None:
+    (file := version / "mine.csv").write_text("path,label\nant/0000.jpg,ant\n")
+    for flag, *more in (("--manifest", "--layout", "manifest"), ("--labels_file",)):
+        line = line_of(make.job(photos, version.parent.parent, flag, file, *more, "--overwrite"))
+        assert line == f"{flag} '{file}': it is in {version}, which belongs to the job; move it elsewhere"
+        assert file.exists()
 
 
 def test_a_neighbour_of_the_version_is_no_part_of_it(photos: Path, version: Path) -> None:

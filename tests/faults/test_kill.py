@@ -26,11 +26,6 @@ def expected(images: Path, tmp_path_factory: pytest.TempPathFactory) -> Referenc
     return alone(images, tmp_path_factory.mktemp("reference"))
 
 
-@pytest.fixture(scope="module")
-def other(images: Path, tmp_path_factory: pytest.TempPathFactory) -> Reference:
-    return alone(images, tmp_path_factory.mktemp("other"), *collide.OTHER)
-
-
 def alone(images: Path, folder: Path, *more: str) -> Reference:
     output = Output(str(folder / "out"))
     finished = make.run("--input", images, "--output", output.url, *jobs.FLAGS, *more)
@@ -103,29 +98,8 @@ def test_a_kill_between_publishing_and_tidying_leaves_nothing_after_the_same_com
     expected.check(output, tmp_path / "scratch")
 
 
-@pytest.mark.parametrize(
-    ("apart_s", "more"), [pytest.param(0.0, (), marks=pytest.mark.soak), (0.3, collide.OTHER)], ids=str
-)
 def test_of_two_commands_one_publishes_and_the_other_says_at_once_that_it_does_not(
-    images: Path, expected: Reference, other: Reference, tmp_path: Path, apart_s: float, more: tuple[str, ...]
-) -> None:
-    both = {(): expected, collide.OTHER: other}
-    collide.collide(images, Output(str(tmp_path / "out")), both, apart_s, tmp_path / "scratch", more)
-
-
-@pytest.mark.soak
-def test_after_a_kill_under_another_host_name_and_in_another_pid_space_the_same_command_goes_on(
     images: Path, expected: Reference, tmp_path: Path
 ) -> None:
-    if not collide.elsewhere():
-        pytest.skip("unshare isn't allowed here")
-    output = Output(str(tmp_path / "out"))
-    job = Job(images, output, prefix=collide.elsewhere())
-    job.wait_for_shards(3)
-    job.kill()
-    finished = output.finished_shards()
-    assert 3 <= len(finished) < 16, "killed too late to show anything"
-    result = Job(images, output).result()
-    assert (result.code, "error" in result.err) == (0, False), result
-    expected.check(output, tmp_path / "scratch")
-    assert finished.items() <= output.files().items(), "written again"
+    both = {(): expected, collide.OTHER: alone(images, tmp_path / "other", *collide.OTHER)}
+    collide.collide(images, Output(str(tmp_path / "out")), both, 0.3, tmp_path / "scratch", collide.OTHER)

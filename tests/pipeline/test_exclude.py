@@ -25,7 +25,6 @@ from beam_pipeline.pipeline import graph
 from beam_pipeline.pipeline.listing import ListPages
 from tests import make
 from tests.servers import BODY, Answer, Gcs, telling
-from tools.engines import pieces
 
 SPLITS = ("--splits", "train=0.7,validation=0.3", "--num_shards", "2")
 # A class that loses all its images stays, else the id of `cat` would move.
@@ -196,20 +195,14 @@ def test_worker_processes_read_the_list(photos: Path, gone: Path, expected: dict
     assert excluded(tmp_path / "other/photos/1.0.0") == excluded(tmp_path / "out/photos/1.0.0")
 
 
-@pytest.mark.parametrize("runner", ["FnApiRunner", pytest.param("PrismRunner", marks=pytest.mark.soak)])
 def test_transforms_in_a_pipeline_leave_them_out(
-    runner: str, photos: Path, gone: Path, expected: dict[str, Any], tmp_path: Path
+    options: PipelineOptions, photos: Path, gone: Path, expected: dict[str, Any], tmp_path: Path
 ) -> None:
-    flags = [f"--runner={runner}"]
-    if runner == "PrismRunner":
-        if not (found := list(pieces.cache_folder().glob("prism-*/prism"))):
-            pytest.skip("make engines installs Prism")
-        flags += [f"--prism_location={found[-1]}", "--experiments=disable_prism_server_singleton"]
     some = Config(
         input=photos, output=tmp_path, name="photos", image_size=24, splits=SPLITS[1], num_shards=2, exclude=gone
     )
     left = sorted(make.files(photos).keys() - set(GONE))
-    with beam.Pipeline(options=PipelineOptions(flags)) as pipeline:
+    with beam.Pipeline(options=options) as pipeline:
         paths = pipeline | ListImages(some) | beam.Map(lambda ref: ref.path)
         assert_that(paths, equal_to(left))
         pipeline | WriteDataset(some)

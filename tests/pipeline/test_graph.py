@@ -35,26 +35,18 @@ FLAGS = ("--splits", "train=0.8,validation=0.2", "--num_shards", "train=3,valida
 
 
 @pytest.fixture(scope="module")
-def input_folder(photos: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """`photos` with a broken image, so that rejects are compared too."""
-    folder = Path(shutil.copytree(photos, tmp_path_factory.mktemp("input") / "in"))
-    (folder / "bee" / "broken.jpg").write_bytes((photos / "bee" / "0000.jpg").read_bytes()[:300])
-    return folder
-
-
-@pytest.fixture(scope="module")
-def reference(input_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
+def reference(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
     """Every file but run.json of the plain job, in memory in this process."""
-    version = make.published(input_folder, tmp_path_factory.mktemp("reference"), *FLAGS)
+    version = make.published(folder, tmp_path_factory.mktemp("reference"), *FLAGS)
     found = make.same_each_time(version)
     assert len(found["rejects.jsonl"].splitlines()) == 1
     return found
 
 
 def test_a_copy_of_the_input_with_other_times_by_relative_paths_from_another_folder(
-    input_folder: Path, reference: dict[str, bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    folder: Path, reference: dict[str, bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    shutil.copytree(input_folder, tmp_path / "in", copy_function=shutil.copyfile)
+    shutil.copytree(folder, tmp_path / "in", copy_function=shutil.copyfile)
     monkeypatch.chdir(tmp_path)
     assert make.same_each_time(make.published("in/", Path("quite/another place"), *FLAGS)) == reference
 
@@ -68,13 +60,13 @@ def test_a_copy_of_the_input_with_other_times_by_relative_paths_from_another_fol
     ids=" ".join,
 )
 def test_other_runners_and_threads(
-    input_folder: Path, reference: dict[str, bytes], tmp_path: Path, flags: tuple[str, ...]
+    folder: Path, reference: dict[str, bytes], tmp_path: Path, flags: tuple[str, ...]
 ) -> None:
-    assert make.same_each_time(make.published(input_folder, tmp_path, *FLAGS, *flags)) == reference
+    assert make.same_each_time(make.published(folder, tmp_path, *FLAGS, *flags)) == reference
 
 
 def test_shuffled_listings_in_small_pages(
-    input_folder: Path, reference: dict[str, bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    folder: Path, reference: dict[str, bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     files, names = LocalStorage.files, LocalStorage.names
 
@@ -86,7 +78,7 @@ def test_shuffled_listings_in_small_pages(
     monkeypatch.setattr(LocalStorage, "files", shuffled)
     monkeypatch.setattr(LocalStorage, "names", lambda self, url: sorted(names(self, url), reverse=True))
     monkeypatch.setattr(listing, "PAGE_REFS", 4)
-    assert make.same_each_time(make.published(input_folder, tmp_path, *FLAGS)) == reference
+    assert make.same_each_time(make.published(folder, tmp_path, *FLAGS)) == reference
 
 
 # A process in which TensorFlow can't be imported, and which notes that it lived: it is put before every process of the
@@ -111,12 +103,12 @@ note("lived")
 
 
 def test_worker_processes_write_the_same_and_none_imports_tensorflow(
-    input_folder: Path, reference: dict[str, bytes], tmp_path: Path
+    folder: Path, reference: dict[str, bytes], tmp_path: Path
 ) -> None:
     notes = tmp_path / "notes"
     notes.mkdir()
     (tmp_path / "sitecustomize.py").write_text(NO_TENSORFLOW)
-    command = [sys.executable, "-m", "beam_pipeline", f"--input={input_folder}", "--output=out", "--name=photos"]
+    command = [sys.executable, "-m", "beam_pipeline", f"--input={folder}", "--output=out", "--name=photos"]
     command += ["--image_size=24", *FLAGS, "--direct_running_mode=multi_processing", "--direct_num_workers=2"]
     environment = {**os.environ, "PYTHONPATH": f"{tmp_path}{os.pathsep}{make.ROOT}", "NOTES": str(notes)}
     done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300)
@@ -139,10 +131,10 @@ class Remote(NamedTuple):
 
 
 @pytest.fixture(scope="module")
-def remote(gcs: Gcs, input_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Remote:
+def remote(gcs: Gcs, folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Remote:
     """The job from gs:// to gs://: its files, its requests, its bucket."""
     bucket = gcs.new_bucket()
-    gcs.put_folder(bucket, "in", input_folder)
+    gcs.put_folder(bucket, "in", folder)
     for placeholder in ("in/", "in/ant/"):
         gcs.put(bucket, placeholder, b"")
     before = len(gcs.requests())
@@ -159,10 +151,10 @@ def test_from_and_to_gs(remote: Remote, reference: dict[str, bytes]) -> None:
 
 
 def test_each_image_is_read_once_and_once_if_sampled_and_nothing_else_is_asked_of_the_input(
-    remote: Remote, input_folder: Path
+    remote: Remote, folder: Path
 ) -> None:
     reads = Counter(name for name in (request.object_read or "" for request in remote.requests) if name[:3] == "in/")
-    assert reads == {f"in/{name}": 2 for name in make.files(input_folder)}, "of 41 images all are sampled"
+    assert reads == {f"in/{name}": 2 for name in make.files(folder)}, "of 41 images all are sampled"
     assert not [
         request
         for request in remote.requests
@@ -184,16 +176,9 @@ def test_no_request_of_a_healthy_job_is_repeated_or_fails(remote: Remote) -> Non
     assert len(uploads) == shards + sidecars + others + notes + indexes + metadata
 
 
-def test_the_same_command_again_writes_nothing_to_gs(gcs: Gcs, remote: Remote) -> None:
-    before = len(gcs.requests())
-    finished = make.job(f"gs://{remote.bucket}/in", f"gs://{remote.bucket}/out", *FLAGS)
-    assert finished.out.startswith("already published")
-    assert {request.method for request in gcs.requests()[before:]} == {"GET"}
-
-
-def test_s3_in_and_out(s3: S3, input_folder: Path, reference: dict[str, bytes]) -> None:
+def test_s3_in_and_out(s3: S3, folder: Path, reference: dict[str, bytes]) -> None:
     bucket = s3.new_bucket()
-    for name, data in make.files(input_folder).items():
+    for name, data in make.files(folder).items():
         s3.put(bucket, f"in/{name}", data)
     finished = make.job(f"s3://{bucket}/in", f"s3://{bucket}/out", *FLAGS)
     assert finished.code == 0, finished.err
@@ -282,7 +267,7 @@ def test_pages_are_encoded_as_pages_wherever_they_are_grouped(steps: Steps) -> N
 
 
 def test_a_shard_that_fails_stops_the_one_that_is_in_work_with_it(
-    gcs: Gcs, input_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    gcs: Gcs, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stopped: list[bool] = []
 
@@ -293,7 +278,7 @@ def test_a_shard_that_fails_stops_the_one_that_is_in_work_with_it(
         raise ImageShardsError("stopped")
 
     monkeypatch.setattr(ShardWriter, "write", write)
-    gcs.put_folder(bucket := gcs.new_bucket(), "in", input_folder)
+    gcs.put_folder(bucket := gcs.new_bucket(), "in", folder)
     config = Config(
         input=f"gs://{bucket}/in", output=tmp_path / "out", name="photos", num_shards=2, max_reject_fraction=0.5
     )

@@ -40,7 +40,7 @@ from tests.servers import Gcs
 IN_PROCESS = ["--runner=FnApiRunner"]
 
 
-def config(input: Path, output: Path, **more: object) -> Config:
+def config(input: object, output: Path, **more: object) -> Config:
     return Config(**{"input": str(input), "output": str(output), "name": "photos", "image_size": 24} | more)
 
 
@@ -75,24 +75,6 @@ def test_a_reference_that_is_grouped_takes_few_bytes(count: int, most_bytes: int
     assert len(PageCoder().encode(page)) / count <= most_bytes
 
 
-def test_list_images_gives_every_image_once_and_one_summary(
-    photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(listing, "PAGE_REFS", 5)
-    some = config(photos, tmp_path)
-    everything = sorted(all_images(some))
-    with beam.Pipeline(options=PipelineOptions(IN_PROCESS)) as job:
-        keyed, summary = job | "List" >> ListPages(some)
-        pages = keyed | beam.FlatMap(lambda pair: pair[1])
-        assert_that(pages | "Refs" >> beam.FlatMap(list), equal_to(everything), "every image")
-        assert_that(
-            pages | "Lengths" >> beam.Map(lambda page: 0 < len(page) <= 5) | beam.Distinct(), equal_to([True]), "pages"
-        )
-        facts = summary | beam.Map(lambda one: (one.images, one.classes, list(one.smallest)))
-        smallest = sorted(everything, key=lambda ref: (ref.order_key, ref.path))
-        assert_that(facts, equal_to([(40, ("ant", "bee", "cat"), smallest)]), "summary")
-
-
 def test_many_class_folders_share_pages_and_summaries(tmp_path: Path) -> None:
     make.class_folders(tmp_path / "in", {f"c{number:02}": 1 for number in range(31)} | {"empty": 0})
     some = config(tmp_path / "in", tmp_path / "out")
@@ -106,46 +88,45 @@ def test_many_class_folders_share_pages_and_summaries(tmp_path: Path) -> None:
     assert empty.committed == 1
 
 
-@pytest.mark.parametrize("layout", ["class_folders", "manifest"])
-def test_stratified_splits_are_those_of_a_listing_in_one_process(
-    photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, layout: str
-) -> None:
-    monkeypatch.setattr(listing, "PAGE_REFS", 5)
-    table = {"layout": layout, "manifest": str(manifest_of(photos, tmp_path)), "header": ("path", "label")}
-    more = table if layout == "manifest" else {}
-    some = config(photos, tmp_path, splits="train=75,test=25", stratify=True, **more)
-    everything = sorted(all_images(some))
-    assert Counter(ref.split for ref in everything if ref.label in ("x", "ant"))["test"] == (10 if more else 3)
-    with beam.Pipeline(options=PipelineOptions(IN_PROCESS)) as job:
-        keyed, summary = job | "List" >> ListPages(some)
-        pages = keyed | beam.FlatMap(lambda pair: pair[1])
-        assert_that(pages | "Refs" >> beam.FlatMap(list), equal_to(everything), "every image")
-        smallest = sorted(everything, key=lambda ref: (ref.order_key, ref.path))
-        facts = summary | beam.Map(lambda one: (one.images, list(one.smallest)))
-        assert_that(facts, equal_to([(40, smallest)]), "summary")
-
-
 def manifest_of(photos: Path, folder: Path) -> Path:
     (folder / "m.jsonl").write_text("\n".join(json.dumps({"path": name, "label": "x"}) for name in make.files(photos)))
     return folder / "m.jsonl"
 
 
-def test_rows_of_a_manifest_in_several_buckets_come_once_with_their_sizes(
-    photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gcs: Gcs
+STRATIFIED = {"splits": "train=75,test=25", "stratify": True}
+
+
+@pytest.mark.parametrize(("layout", "more"), [
+    ("class_folders", {}), ("class_folders", STRATIFIED), ("manifest", STRATIFIED), ("manifest of gs://", {}),
+])  # fmt: skip
+def test_a_job_lists_every_image_once_as_one_process_does_in_pages_with_one_summary(
+    photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gcs: Gcs, layout: str, more: dict[str, object]
 ) -> None:
     monkeypatch.setattr(listing, "PAGE_REFS", 5)
     monkeypatch.setattr(listing, "_BUCKET_BYTES", 300)
-    path, bucket = manifest_of(photos, tmp_path), gcs.new_bucket()
-    gcs.put_folder(bucket, "in", photos)
-    table = {"layout": "manifest", "manifest": str(path), "header": ("path", "label")}
-    some = Config(input=f"gs://{bucket}/in", output="/out", name="x", **table)
+    classes, source = ("ant", "bee", "cat"), photos
+    if layout != "class_folders":
+        table = {"layout": "manifest", "manifest": str(manifest_of(photos, tmp_path)), "header": ("path", "label")}
+        classes, more = ("x",), {**more, **table}
+    if "gs://" in layout:
+        gcs.put_folder(bucket := gcs.new_bucket(), "in", photos)
+        source = f"gs://{bucket}/in"
+    some = config(source, tmp_path, **more)
+    everything = sorted(all_images(some))
+    smallest = sorted(everything, key=lambda ref: (ref.order_key, ref.path))
     with beam.Pipeline(options=PipelineOptions(IN_PROCESS)) as job:
         keyed, summary = job | "List" >> ListPages(some)
-        found = keyed | beam.FlatMap(lambda pair: pair[1])
-        assert_that(found | "Refs" >> beam.FlatMap(list), equal_to(list(all_images(some))), "every image")
-        assert_that(summary | beam.Map(lambda one: (one.images, one.classes)), equal_to([(40, ("x",))]), "summary")
-    sizes = {ref.path: (ref.source_bytes, ref.md5 is not None) for ref in all_images(some)}
-    assert sizes == {name: (len(data), True) for name, data in make.files(photos).items()}
+        pages = keyed | beam.FlatMap(lambda pair: pair[1])
+        assert_that(pages | "Refs" >> beam.FlatMap(list), equal_to(everything), "every image")
+        lengths = pages | "Lengths" >> beam.Map(lambda page: 0 < len(page) <= 5) | beam.Distinct()
+        assert_that(lengths, equal_to([True]), "pages")
+        facts = summary | beam.Map(lambda one: (one.images, one.classes, list(one.smallest)))
+        assert_that(facts, equal_to([(40, classes, smallest)]), "summary")
+    in_test = Counter(ref.split for ref in everything if ref.label in ("x", "ant"))["test"]
+    assert in_test == ((10 if classes == ("x",) else 3) if "stratify" in more else 0)
+    sizes = {ref.path: ref.source_bytes for ref in everything}
+    assert sizes == {name: len(data) for name, data in make.files(photos).items()}
+    assert "gs://" not in layout or all(ref.md5 is not None for ref in everything)
 
 
 def test_rows_are_compared_with_the_memory_before_they_are_grouped(

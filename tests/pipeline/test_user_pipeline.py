@@ -22,17 +22,8 @@ from beam_pipeline.schema import example
 from reader import load_info
 from tests import make
 from tests.servers import Gcs
-from tools.engines import pieces
 
 FLAGS = ("--splits", "train=0.8,validation=0.2", "--max_reject_fraction", "0.1")
-
-
-@pytest.fixture(scope="module")
-def folder(photos: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """`photos` with an image that is rejected."""
-    folder = Path(shutil.copytree(photos, tmp_path_factory.mktemp("input") / "in"))
-    (folder / "bee" / "broken.jpg").write_bytes((photos / "bee" / "0000.jpg").read_bytes()[:300])
-    return folder
 
 
 @pytest.fixture(scope="module")
@@ -44,18 +35,6 @@ def published(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def config(folder: Path, output: object, **more: object) -> Config:
     values = {"input": str(folder), "output": str(output), "name": "photos", "image_size": 24}
     return Config(**values | {"splits": "train=0.8,validation=0.2", "max_reject_fraction": 0.1} | more)
-
-
-@pytest.fixture(params=["FnApiRunner", pytest.param("PrismRunner", marks=pytest.mark.soak)])
-def options(request: pytest.FixtureRequest) -> PipelineOptions:
-    flags = [f"--runner={request.param}"]
-    if request.param == "PrismRunner":
-        found = list(pieces.cache_folder().glob("prism-*/prism"))
-        if not found:
-            pytest.skip("make engines installs Prism")
-        # Beam keeps the server that another test of this process asked for without a binary.
-        flags += [f"--prism_location={found[-1]}", "--experiments=disable_prism_server_singleton"]
-    return PipelineOptions(flags)
 
 
 def records(version: Path) -> list[tuple[str, bytes]]:
@@ -134,33 +113,23 @@ def test_pipelines_of_one_plan_at_once_publish_it_and_leave_nothing(folder: Path
     assert not JobState(config(folder, output)).has_leftovers()
 
 
-def test_a_mistake_is_told_when_the_transform_is_applied_and_nothing_is_written(tmp_path: Path) -> None:
-    for transform in (ListImages, ReadImages, WriteDataset):
-        with pytest.raises(UsageError, match="no such folder"), beam.Pipeline(runner="FnApiRunner") as pipeline:
-            pipeline | transform(config(tmp_path / "missing", tmp_path / "out"))
-    assert not list(tmp_path.iterdir())
-
-
 @pytest.mark.parametrize("transform", [ListImages, ReadImages, WriteDataset])
-def test_a_transform_takes_a_config(transform: Any) -> None:
-    for given in ("photos", {"input": "photos"}):
-        with pytest.raises(UsageError) as caught:
-            beam.Pipeline(runner="FnApiRunner") | transform(given)
-        assert str(caught.value) == f"{given!r}: give an imageshards.Config"
-
-
-def test_a_transform_that_is_applied_but_not_run_leaves_nothing(folder: Path, tmp_path: Path) -> None:
-    for transform in (ListImages, ReadImages, WriteDataset):
-        beam.Pipeline(runner="FnApiRunner") | transform(config(folder, tmp_path / "out"))
+def test_a_transform_checks_when_it_is_applied_shows_its_flags_and_leaves_nothing_before_it_runs(
+    transform: Any, folder: Path, tmp_path: Path
+) -> None:
+    for given, line in (
+        (config(tmp_path / "missing", tmp_path / "out"), "no such folder"),
+        ("photos", "^'photos': give an imageshards.Config$"),
+        ({"input": "photos"}, "^{'input': 'photos'}: give an imageshards.Config$"),
+    ):
+        with pytest.raises(UsageError, match=line), beam.Pipeline(runner="FnApiRunner") as pipeline:
+            pipeline | transform(given)
+    beam.Pipeline(runner="FnApiRunner") | (applied := transform(config(folder, tmp_path / "out")))
     assert not list(tmp_path.iterdir())
-
-
-def test_display_data_shows_the_input_and_what_decides_bytes(folder: Path, tmp_path: Path) -> None:
-    for transform in (ListImages, ReadImages, WriteDataset):
-        shown = transform(config(folder, tmp_path)).display_data()
-        assert shown["input"] == str(folder)
-        assert (shown["image_size"], shown["splits"]) == ("[24, 24]", "train=0.8,validation=0.2")
-    assert shown["dataset"] == f"{tmp_path}/photos/1.0.0"
+    shown = applied.display_data()
+    assert shown["input"] == str(folder)
+    assert (shown["image_size"], shown["splits"]) == ("[24, 24]", "train=0.8,validation=0.2")
+    assert shown.get("dataset", "none") == ("none" if transform is not WriteDataset else f"{tmp_path}/out/photos/1.0.0")
 
 
 def test_the_program_of_the_document_runs_as_written_after_the_readme(
