@@ -70,6 +70,12 @@ def write(folder: Path, version: str, splits: str = "train=0.7,test=0.3", **opti
     imageshards.write(imageshards.Config(**config, version=version, splits=splits, **options))
 
 
+def encoded(image: Image.Image) -> memoryview:
+    buffer = io.BytesIO()
+    image.save(buffer, "JPEG", quality=90)
+    return memoryview(buffer.getvalue())
+
+
 def of_photo(path: str) -> str:
     return "black" if "black" in path else path.rpartition("_")[2].partition(".")[0]
 
@@ -245,6 +251,18 @@ def groups_of(folder: Path, images: dict[str, Image.Image]) -> list[list[str]]:
     write(folder, "1.0.0", "train=1")
     found = imageshards.tools.duplicates(folder / "datasets" / "planted" / "1.0.0", near=True)
     return sorted(sorted(Path(path).stem for path in group.paths) for group in found.first)
+
+
+def test_a_picture_without_one_or_all_sides_of_its_border_is_alike_and_others_are_not() -> None:
+    pictures = [photo(number) for number in range(20)]
+    small = np.array([near.grey_of(encoded(picture), 3) for picture in pictures], np.uint8)
+    for box in ((6, 5, 234, 175), (12, 9, 240, 180), (0, 0, 228, 171), (12, 0, 240, 171), (12, 9, 228, 171)):
+        part = np.array([near.grey_of(encoded(picture.crop(box)), 3) for picture in pictures], np.uint8)
+        for is_mirrored in (False, True):
+            seen = part[:, :, ::-1] if is_mirrored else part
+            mirrored = np.full(20, is_mirrored)
+            assert near._alike(small, seen, mirrored).all() and near._alike(seen, small, mirrored).all(), box
+            assert not near._alike(small, np.roll(seen, 1, axis=0), mirrored).any()
 
 
 @pytest.mark.parametrize("other", ["a", "z"])  # its record is before those of the copies, or behind
