@@ -21,16 +21,16 @@ from reader.runs import Integers
 from reader.tools.pictures import GRID, Floats, Pictures, grey_of
 from reader.tools.read import checked_table, read_records
 
-_MAX_BITS = 8  # that differ: of photos a 5 % crop is still found in 0.91 of cases, and no two others (docs/decisions)
+_MAX_BITS = 8  # that differ: of photos a 5 % crop is still found in 0.91 of cases (docs/decisions/021)
 _MIN_CORRELATION = 0.88  # of 32 x 32 grey pictures: of copies at least 0.89, of other photos at most 0.87
 # What one picture of a pair may lack: a part of height and width; how much of that at the top, and on the left.
 _CROPS = [(0.1, 0.5, 0.5), *((0.05, top, left) for top in (0.0, 0.5, 1.0) for left in (0.0, 0.5, 1.0))]
 _FLAT = 4.0  # standard deviation below which a picture is of one brightness, and correlations mean nothing
 _PER_HASH = 16  # pictures with the same hash that are compared with all others
 _ROWS = 512  # of a task
-_TILE = 8, 4096  # hashes compared at once, in memory that a cache holds: 0.6 ns a pair
+_TILE = 8, 4096  # hashes compared at once, in memory that a cache holds: 0.9 ns a pair, both ways
 _MAX_PAIRS = 10_000_000  # that get a second look
-_LOOKS_AT_ONCE = 50_000  # pairs; their pictures take up to 100 MB
+_LOOKS_AT_ONCE = 20_000  # pairs; their pictures take up to 40 MB
 
 
 class Pairs(NamedTuple):
