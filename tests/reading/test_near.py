@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -12,11 +13,12 @@ import pytest
 from PIL import Image, ImageFilter
 
 import imageshards
-from beam_pipeline.errors import ImageShardsError
+from beam_pipeline.errors import ImageShardsError, UsageError
 from reader.info import load_info
 from reader.tools import near
 from reader.tools.duplicates import find_groups, read_paths
 from reader.tools.pictures import FENCES, Pictures, measured, statistics
+from tests.reading import shards
 
 COPIES: dict[str, Callable[[Image.Image], Image.Image]] = {
     "half": lambda image: image.resize((image.width // 2, image.height // 2)),
@@ -68,6 +70,12 @@ def write(folder: Path, version: str, splits: str = "train=0.7,test=0.3", **opti
     imageshards.write(imageshards.Config(**config, version=version, splits=splits, **options))
 
 
+def encoded(image: Image.Image) -> memoryview:
+    buffer = io.BytesIO()
+    image.save(buffer, "JPEG", quality=90)
+    return memoryview(buffer.getvalue())
+
+
 def of_photo(path: str) -> str:
     return "black" if "black" in path else path.rpartition("_")[2].partition(".")[0]
 
@@ -76,30 +84,40 @@ def names(path: Path, kind: str) -> set[str]:
     return {file.relative_to(path / "photos").as_posix() for file in (path / "photos").rglob(f"{kind}_*")}
 
 
+def split_of(url: str) -> dict[str, str]:
+    info = load_info(url)
+    of = {name: read_paths(info, [name], np.arange(info.records(name))) for name in info.splits}
+    return {path.decode(): name for name, paths in of.items() for path in paths}
+
+
 def test_planted_copies_are_found_excluded_and_gone(planted: Path, capsys: pytest.CaptureFixture[str]) -> None:
     url, out = str(planted / "datasets" / "planted" / "1.0.0"), planted / "near.jsonl"
-    assert imageshards.main(["duplicates", url, "--near", "--out", str(out)]) == 1
-    assert "that look the same" in capsys.readouterr().out
+    assert imageshards.main(["duplicates", url, "--near", "--out", str(out), "--json"]) == 1
+    said = json.loads(capsys.readouterr().out)
     lines = [json.loads(line) for line in out.read_text().splitlines()]
-    groups: dict[str, list[dict[str, object]]] = {}
+    groups: dict[str, list[str]] = {}
     for line in lines:
-        groups.setdefault(line["group"], []).append(line)
-    found = {line["path"] for line in lines}
-    assert names(planted, "copy") | names(planted, "wrong") <= found
-    for group in groups.values():  # nothing but copies of one photo
-        assert len({of_photo(str(line["path"])) for line in group}) == 1, group
-    undecided = {str(line["path"]) for group in groups.values() for line in group if "keep" not in line}
-    assert names(planted, "wrong") <= undecided
-    wrong = [{"path": path, "reason": "wrong label", "keep": False} for path in sorted(names(planted, "wrong"))]
+        groups.setdefault(line["group"], []).append(line["path"])
+    expected: dict[str, list[str]] = {}
+    for path in sorted(split_of(url)):
+        expected.setdefault(of_photo(path), []).append(path)
+    assert sorted(groups.values()) == sorted(paths for paths in expected.values() if len(paths) > 1)
+    leaks = [paths for paths in groups.values() if len({split_of(url)[path] for path in paths}) > 1]
+    labels = [paths for paths in groups.values() if len({path.partition("/")[0] for path in paths}) > 1]
+    assert said["across_splits"] == len(leaks) >= 2 and said["across_labels"] == len(labels) == 5 + 1  # and black ones
+    undecided = {line["path"] for line in lines if "keep" not in line}
+    assert undecided == {path for paths in labels for path in paths} >= names(planted, "wrong")
     decided = [line for line in lines if line["path"] not in undecided]
-    (planted / "gone.jsonl").write_text("".join(json.dumps(line) + "\n" for line in [*decided, *wrong]))
+    bad = sorted(names(planted, "wrong") | names(planted, "black"))
+    decided += [{"path": path, "reason": "looked at", "keep": False} for path in bad]
+    (planted / "gone.jsonl").write_text("".join(json.dumps(line) + "\n" for line in decided))
     write(planted, "1.0.1", exclude=str(planted / "gone.jsonl"))
-    left = imageshards.tools.duplicates(planted / "datasets" / "planted" / "1.0.1", near=True)
-    of_black = [group for group in left.first if all("black" in path for path in group.paths)]
-    assert left.groups == len(of_black) <= 1
+    capsys.readouterr()
+    assert imageshards.main(["duplicates", str(Path(url).parent / "1.0.1"), "--near"]) == 0
+    assert capsys.readouterr().out.startswith("no two of ")
 
 
-def test_suspicious_pictures_are_the_planted_ones(planted: Path) -> None:
+def test_suspicious_pictures_are_the_planted_ones_and_can_be_left_out(planted: Path) -> None:
     info = load_info(planted / "datasets" / "planted" / "1.0.0")
     found = statistics(info)
     assert len(found) == info.records("all") and len(list(found.rows())) == len(found)
@@ -108,11 +126,58 @@ def test_suspicious_pictures_are_the_planted_ones(planted: Path) -> None:
     for reason, suspect in found.suspicious().items():
         paths = read_paths(info, list(found.splits), np.sort(suspect.rows))
         suspects[reason] = {path.decode() for path in paths}
+    lines = [{"path": path, "reason": reason} for reason, paths in suspects.items() for path in sorted(paths)]
     black, soft = names(planted, "black"), names(planted, "blurred")
     assert soft <= suspects.pop("blurred") <= soft | names(planted, "copy_half")  # which are softer than the others
     assert suspects == {"dark": black, "bright": set(), "flat": black, "one_colour": black}
     worst = found.suspicious()["dark"]
     assert worst.values.tolist() == sorted(worst.values) and worst.values[-1] < worst.threshold
+    (planted / "suspects.jsonl").write_text("".join({json.dumps(line) + "\n": 0 for line in lines}))
+    write(planted, "1.0.2", exclude=str(planted / "suspects.jsonl"))
+    left = statistics(planted / "datasets" / "planted" / "1.0.2").suspicious()
+    assert not {reason for reason, suspect in left.items() if len(suspect.rows)} - {"blurred"}
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+@pytest.mark.parametrize("image_format", ["jpeg", "png"])
+def test_pictures_of_any_size_have_numbers(channels: int, image_format: str, tmp_path: Path) -> None:
+    sizes = [(1, 1), (2, 2), (3, 500), (40, 30), (256, 200), (700, 900), (1300, 1100)]
+    url = shards.make_dataset(
+        tmp_path / "1.0.0",
+        {"train": [len(sizes)], "empty": [0]},
+        size_of=lambda number: sizes[number],
+        image_format=image_format,
+        channels=channels,
+        with_names=True,
+    )
+    found = statistics(url)
+    numbers = [found.mean, found.spread, found.one_colour, found.sharpness]
+    assert found.splits == ("train",) and all(np.isfinite(column).all() for column in numbers)
+    for row, size in enumerate(sizes):
+        whole = np.asarray(Image.open(io.BytesIO(shards.draw(row, size, image_format, channels))).convert("L"))
+        assert abs(found.mean[row] - whole.mean()) < 3 and abs(found.spread[row] - whole.std()) < 6, size
+    assert not imageshards.tools.duplicates(url, near=True)
+
+
+def test_one_split_an_empty_and_an_unknown_one(tmp_path: Path) -> None:
+    url = shards.make_dataset(tmp_path / "1.0.0", {"train": [4, 3], "test": [2], "empty": [0]})
+    found, of_test = statistics(url), statistics(url, split="test")
+    assert [row["split"] for row in found.rows()] == ["test"] * 2 + ["train"] * 7  # in the manifest's order
+    assert found.record.tolist() == [0, 1, *range(7)] and found.hash[:2].tolist() == of_test.hash.tolist()
+    for split in ("tset", "empty"):
+        with pytest.raises(UsageError, match=split):
+            statistics(url, split=split)
+    none = statistics(shards.make_dataset(tmp_path / "none", {"train": [0]}))
+    assert len(none) == 0 and list(none.rows()) == []
+    assert all(len(suspect.rows) == 0 for suspect in none.suspicious().values())
+
+
+def test_a_corrupt_record_is_named_not_measured(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    url, message = shards.flipped(tmp_path / "1.0.0", [3, 3], 2)
+    assert imageshards.main(["duplicates", url, "--near", "--out", str(tmp_path / "list")]) == 1
+    said = capsys.readouterr()
+    assert said.out == "" and message in said.err and said.err.count("\n") == 1
+    assert not (tmp_path / "list").exists()
 
 
 def test_thresholds_follow_the_dataset() -> None:
@@ -186,6 +251,18 @@ def groups_of(folder: Path, images: dict[str, Image.Image]) -> list[list[str]]:
     write(folder, "1.0.0", "train=1")
     found = imageshards.tools.duplicates(folder / "datasets" / "planted" / "1.0.0", near=True)
     return sorted(sorted(Path(path).stem for path in group.paths) for group in found.first)
+
+
+def test_a_picture_without_one_or_all_sides_of_its_border_is_alike_and_others_are_not() -> None:
+    pictures = [photo(number) for number in range(20)]
+    small = np.array([near.grey_of(encoded(picture), 3) for picture in pictures], np.uint8)
+    for box in ((6, 5, 234, 175), (12, 9, 240, 180), (0, 0, 228, 171), (12, 0, 240, 171), (12, 9, 228, 171)):
+        part = np.array([near.grey_of(encoded(picture.crop(box)), 3) for picture in pictures], np.uint8)
+        for is_mirrored in (False, True):
+            seen = part[:, :, ::-1] if is_mirrored else part
+            mirrored = np.full(20, is_mirrored)
+            assert near._alike(small, seen, mirrored).all() and near._alike(seen, small, mirrored).all(), box
+            assert not near._alike(small, np.roll(seen, 1, axis=0), mirrored).any()
 
 
 @pytest.mark.parametrize("other", ["a", "z"])  # its record is before those of the copies, or behind
