@@ -26,7 +26,7 @@ from reader.select import Selection
 _LOG = logging.getLogger("reader")
 
 _MIN_PASS = WINDOW_RUNS * schema.RUN_RECORDS  # draws
-_MANY_TIMES = 16  # a record in an epoch: more are told
+_MANY_TIMES = 16  # per record and epoch: more are logged
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,49 +6,40 @@ a sentence on each. (`evaluate` and `predict` have all of theirs here: their own
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
-import importlib
-import inspect
 import json
 import logging
 import math
 import os
-import re
-import shlex
 import signal
 import sys
-import textwrap
 import time
-import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext, redirect_stdout, suppress
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, NamedTuple, NoReturn
+from typing import Any
 
-from beam_pipeline import __version__, schema, storage
+from beam_pipeline import schema, storage
 from beam_pipeline.errors import (
     EXIT_FAILED,
     EXIT_OK,
-    EXIT_USAGE,
-    CorruptRecordError,
-    ImageShardsError,
     NotPublishedError,
     UsageError,
 )
 from beam_pipeline.schema.manifest import FOREIGN_KEY
-from beam_pipeline.text import first_few, meant, name_line, one_line, plural, print_line, size_text
-from reader import with_install_hint
-from reader.info import DatasetInfo, load_info
-from reader.select import Classes, parse_classes
+from beam_pipeline.text import name_line, one_line, plural, print_line
+from reader.flags import Commands, Given
+from reader.info import load_info
+from reader.select import Classes
+from reader.tools.describe import describe
 from reader.tools.hash import checked_sizes, dataset_hash
 from reader.tools.rejects import find_rejects
+from reader.training.backend import import_backend, import_tensorflow_quietly
 from reader.training.options import AUGMENTS, TrainOptions, application_name, check_backend
 
-_WIDTH = 100
 _PROGRESS_S = 60  # between lines of progress in a pipe
-_SHOWN_FAULTS, _SHOWN_CLASSES = 50, 20
+_SHOWN_FAULTS = 50
 
 # What is no flag, and how often it may come.
 _POSITIONAL = {
@@ -122,183 +113,8 @@ _HELP: dict[str, tuple[str, str]] = {
     "top": ("N", "How many classes of each photo."),
 }
 
-# --- the command line
-
-
-class Parser(argparse.ArgumentParser):
-    """An argument parser that raises UsageError and takes no abbreviations."""
-
-    def __init__(self, **options: Any) -> None:
-        super().__init__(allow_abbrev=False, formatter_class=argparse.RawDescriptionHelpFormatter, **options)
-
-    def error(self, message: str) -> NoReturn:
-        raise UsageError(f"{message.removeprefix('argument ')}; see --help")
-
-
-class Given(NamedTuple):
-    """What a command line says."""
-
-    command: str  # all of it
-    json: bool  # whether the answer is a JSON object
-    function: Callable[..., Any]  # of the verb in Python
-    arguments: dict[str, Any]  # of the function
-
-    def call(self, **others: Any) -> Any:
-        """What the verb's function returns."""
-        return self.function(**self.arguments, **others)
-
-    def print(self, document: Any, text: str) -> None:
-        """Print the answer."""
-        print_line(json.dumps(document) if self.json else text)
-
-
-class _Verb(NamedTuple):
-    run: Callable[..., int]
-    home: str  # the module of its function, "" if it has none
-    summary: str
-    details: str
-    example: str
-    exit_codes: str
-
-
-_VERBS: dict[str, _Verb] = {}
-
-
-def _verb(*texts: str, home: str = "") -> Callable[[Callable[..., int]], Callable[..., int]]:
-    """Makes a function that takes a `Given`, and flags of its own, a verb."""
-
-    def add(run: Callable[..., int]) -> Callable[..., int]:
-        _VERBS[run.__name__.removeprefix("_")] = _Verb(run, home, *texts)
-        return run
-
-    return add
-
-
-def _function_of(verb: str) -> Callable[..., Any]:
-    """A verb's function in Python; one without parameters if there is none."""
-    home = _VERBS[verb].home
-    return getattr(importlib.import_module(home), verb) if home else lambda: None
-
-
-def parser(verb: str) -> Parser:
-    """The parser of a verb's flags."""
-    run, _, summary, details, example, exit_codes = _VERBS[verb]
-    made = Parser(
-        prog=f"imageshards {verb}",
-        description=textwrap.fill(f"{summary} {details}", _WIDTH),
-        epilog=f"example:\n  imageshards {verb} {example}\n\nexit codes: {exit_codes}, 2 bad usage",
-    )
-    for_each = "Print a JSON object for each photo, a line each."
-    made.add_argument("--json", action="store_true", help=for_each if verb == "predict" else "Print one JSON object.")
-    parameters = inspect.signature(_function_of(verb)).parameters | inspect.signature(run).parameters
-    for parameter in parameters.values():
-        _add_flag(made, verb, parameter)
-    for option in dataclasses.fields(TrainOptions) if verb == "train" else ():
-        text, metavar = option.metadata["help"] % {"default": option.default}, option.metadata["metavar"]
-        how: dict[str, Any] = {"metavar": metavar} if metavar else {"action": "store_true"}
-        made.add_argument(f"--{option.name}", help=text.replace("%", "%%"), default=argparse.SUPPRESS, **how)
-    return made
-
-
-def _add_flag(made: Parser, verb: str, parameter: inspect.Parameter) -> None:
-    """Add the flag of a function's parameter: its type is the parameter's first one."""
-    own, default = f"{verb}.{parameter.name}", parameter.default
-    metavar, text = _HELP.get(own) or _HELP.get(parameter.name) or ("", "")
-    if not text:
-        return
-    if not any(default is one for one in (parameter.empty, None, False)):
-        text = f"{text[:-1]} (default: {default})."
-    how: dict[str, Any] = {"help": text.replace("%", "%%")}
-    if default is False:
-        made.add_argument(f"--{parameter.name}", action="store_true", **how)
-        return
-    types: dict[str, Callable[[str], Any]] = {"int": int, "float": float, "Classes": parse_classes}
-    how |= {"metavar": metavar, "type": types.get(parameter.annotation.partition(" ")[0], str)}
-    for name in {own, parameter.name} & _POSITIONAL.keys():
-        made.add_argument(parameter.name, nargs=_POSITIONAL.get(own, _POSITIONAL[name]), **how)
-        return
-    is_required = default is parameter.empty
-    made.add_argument(f"--{parameter.name}", required=is_required, default=None if is_required else default, **how)
-
-
-def _overview() -> Parser:
-    verbs = {"write": "Convert images in class folders into TFRecord shards of equal size."}
-    verbs |= {name: verb.summary for name, verb in _VERBS.items()}
-    made = Parser(
-        prog="imageshards",
-        usage="imageshards [-h] [--version] COMMAND ...",
-        description="Write, check, read and train on datasets of images in TFRecord shards.",
-        epilog="\n".join(["commands:", *(f"  {name:10}  {text}" for name, text in verbs.items())])
-        + "\n\nEach command has its own --help.",
-    )
-    made.add_argument("--version", action="store_true", help="Show the version, and what resizes images.")
-    return made
-
-
-def _show_version() -> int:
-    print(f"imageshards {__version__}")
-    with suppress(ImportError):  # without Pillow nothing resizes
-        from beam_pipeline.images.resize import described
-
-        print(f"resize: {described()}")
-    return EXIT_OK
-
-
-def run(given: Sequence[str]) -> int:
-    """Run a command other than `write`; returns the exit code.
-
-    Raises:
-        UsageError: bad usage, or a package that isn't installed.
-        ImageShardsError: the command failed.
-    """
-    if not given:
-        _overview().print_help(sys.stderr)
-        return EXIT_USAGE
-    name, *arguments = given
-    if name == "--version":
-        return _show_version()
-    if name in ("-h", "--help"):
-        _overview().print_help()
-        return EXIT_OK
-    if name not in _VERBS:
-        names = ["write", *_VERBS]
-        raise _unknown("command", name, names, f"choose one of {', '.join(names)}")
-    try:
-        return _run(name, arguments)
-    except ModuleNotFoundError as error:
-        hint = with_install_hint(error)
-        if hint is error:
-            raise
-        raise UsageError(hint) from None
-
-
-def _run(verb: str, arguments: Sequence[str]) -> int:
-    made, function = parser(verb), _function_of(verb)
-    values, rest = made.parse_known_args(list(map(_with_underscores, arguments)))
-    if rest:
-        name, flags = rest[0].partition("=")[0], re.findall(r"--\w+", made.format_usage())
-        if verb == "info" and not name.startswith("-"):
-            raise UsageError(f"info takes one dataset; to compare two: imageshards diff {values.dataset} {rest[0]}")
-        raise _unknown("flag" if name.startswith("-") else "argument", name, flags, "see --help")
-    own = dict(vars(values))
-    called = {name: own.pop(name) for name in inspect.signature(function).parameters if name in own}
-    command = shlex.join(["imageshards", verb, *arguments])
-    try:
-        return _VERBS[verb].run(Given(command, own.pop("json"), function, called), **own)
-    except CorruptRecordError as error:
-        if "dataset" not in values:  # `index`, which reads no dataset yet
-            raise
-        raise ImageShardsError(f"{error}; imageshards verify {values.dataset} finds every fault") from None
-
-
-def _with_underscores(argument: str) -> str:
-    """`--image_size=3` for `--image-size=3`."""
-    name, equals, value = argument.partition("=")
-    return f"--{name[2:].replace('-', '_')}{equals}{value}" if name.startswith("--") else argument
-
-
-def _unknown(what: str, given: str, known: Sequence[str], otherwise: str) -> UsageError:
-    return UsageError(f"unknown {what} {given!r}: {meant(given, known, otherwise, str)}")
+_COMMANDS = Commands(_HELP, _POSITIONAL)
+_verb, parser, run = _COMMANDS.verb, _COMMANDS.parser, _COMMANDS.run
 
 
 # --- the verbs
@@ -317,46 +133,8 @@ def _info(given: Given, dataset: str, hash: bool = False) -> int:
         digest = dataset_hash(info)
         given.print({"hash": digest}, digest)
     else:
-        given.print(dict(info.manifest), _describe(info))
+        given.print(dict(info.manifest), describe(info))
     return EXIT_OK
-
-
-def _describe(info: DatasetInfo) -> str:
-    """A few lines on counts, classes, shards and sizes."""
-    return "\n".join([f"{info.name} {info.version} at {info.url}", *(f"  {name_line(line)}" for line in _lines(info))])
-
-
-def _lines(info: DatasetInfo) -> Iterator[str]:
-    image, manifest = info.image, info.manifest
-    classes = plural(info.num_classes, "class")
-    yield f"{plural(manifest['records'], 'record')} of {plural(manifest['images'], 'image')}, {classes}"
-    pixels = " to ".join(
-        f"{height}x{width}" for height, width in sorted({*filter(None, (image.min_size, image.max_size))})
-    )
-    yield f"{image.format}, {plural(image.channels, 'channel')}, {pixels or 'no image'} (height x width)"
-    if manifest["features"]:
-        columns = (f"{one['name']} ({'list of ' * one['list']}{one['dtype']})" for one in manifest["features"])
-        yield f"columns: {', '.join(columns)}"
-    for split in info.splits.values():
-        sizes = [shard.bytes for shard in split.shards]
-        range_ = " to ".join(dict.fromkeys(map(size_text, (min(sizes), max(sizes)))))
-        yield f"{split.name}: {plural(split.records, 'record')} in {plural(len(sizes), 'shard')} of {range_}"
-    files = [shard.file for split in info.splits.values() for shard in split.shards]
-    folders = sorted({file.rpartition("/")[0] for file in files if info.path(file) == file})
-    if folders:
-        yield f"this is an index: the shards are in {first_few(folders)}"
-    for number, label in enumerate(info.classes[:_SHOWN_CLASSES]):
-        counts = ", ".join(f"{split.name} {split.class_counts[number]:,}" for split in info.splits.values())
-        yield f"class {number} {label!r}: {counts}"
-    if info.num_classes > _SHOWN_CLASSES:
-        yield f"… and {plural(info.num_classes - _SHOWN_CLASSES, 'more class')}; --json names them all"
-    if image.mean:
-        mean, std = (" ".join(f"{value:.4f}" for value in values) for values in (image.mean, image.std))
-        yield f"mean {mean}, std {std} (of [0, 1], from {plural(manifest['image']['sampled_images'], 'image')})"
-    rejects = manifest["rejects"]["by_reason"]
-    if rejects:
-        name = "left out" if FOREIGN_KEY in manifest else "rejected"
-        yield f"{name}: {', '.join(f'{reason} {number:,}' for reason, number in sorted(rejects.items()))}"
 
 
 @_verb(
@@ -495,7 +273,7 @@ def _written(flag: str, file: str) -> Iterator[None]:
 def _bench(given: Given, chart: str = "bench.png") -> int:
     with suppress(ValueError):  # outside the main thread; as Ctrl-C, SIGTERM leaves no empty chart
         signal.signal(signal.SIGTERM, signal.default_int_handler)
-    _import_tensorflow_quietly()
+    import_tensorflow_quietly()
     can_draw = find_spec("matplotlib") is not None
     with _drawn("--chart", chart) if can_draw else nullcontext():
         result = given.call(report=_Progress())
@@ -545,7 +323,7 @@ def _index(given: Given) -> int:
     indexed = given.call()
     document = {"dataset": indexed.info.url, "records": indexed.records, "left_out": dict(indexed.left_out)}
     keys = "  image in feature {image!r}, class in {class!r}".format_map(indexed.info.manifest[FOREIGN_KEY])
-    lines = (_describe(indexed.info), *(f"  split {source}" for source in indexed.sources), keys)
+    lines = (describe(indexed.info), *(f"  split {source}" for source in indexed.sources), keys)
     given.print({**document, "sources": list(indexed.sources)}, "\n".join(lines))
     return EXIT_OK
 
@@ -563,7 +341,7 @@ def _train(given: Given, dataset: str, **flags: Any) -> int:
     options = TrainOptions(**flags)
     check_backend(os.environ.get("KERAS_BACKEND", "tensorflow"))
     info = load_info(dataset)
-    _import_backend()
+    import_backend()
     application_name(options.model)  # a typo is reported before the devices are looked for
     from reader.training.fit import train  # Keras and its backend, seconds: only for this command
 
@@ -596,7 +374,7 @@ def _evaluate(
     out: str | None = None,
 ) -> int:
     info = load_info(dataset)
-    _import_backend()
+    import_backend()
     from reader.training.evaluate import evaluate
     from reader.training.run import load_run
 
@@ -619,7 +397,7 @@ def _evaluate(
 def _predict(
     given: Given, run: str, photos: list[str], top: int = 3, batch_size: int = 64, model: str | None = None
 ) -> int:
-    _import_backend()
+    import_backend()
     from reader.training.predict import predict
     from reader.training.run import load_run
 
@@ -635,29 +413,3 @@ def _predict(
         else:
             print_line(f"warning: {one}" if one.error else str(one), sys.stderr if one.error else None)
     return code
-
-
-def _import_backend() -> None:
-    """Import the framework that Keras runs on: JAX if TensorFlow, Keras' own default, isn't installed."""
-    if "KERAS_BACKEND" not in os.environ and find_spec("tensorflow") is None and find_spec("jax") is not None:
-        os.environ["KERAS_BACKEND"] = "jax"
-    _import_tensorflow_quietly()
-    warnings.filterwarnings("ignore", module="keras")
-
-
-def _import_tensorflow_quietly() -> None:
-    """Import TensorFlow, if it is installed, without the lines that its C++ side writes to stderr at any log level."""
-    if find_spec("tensorflow") is None:
-        return
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-    sys.stderr.flush()
-    kept, nothing = os.dup(2), os.open(os.devnull, os.O_WRONLY)
-    try:
-        os.dup2(nothing, 2)
-        import tensorflow
-
-        tensorflow.config.list_physical_devices()
-    finally:
-        os.dup2(kept, 2)
-        os.close(kept)
-        os.close(nothing)

@@ -34,7 +34,7 @@ from reader.tables import Array, column_of, locate, locate_one
 Record = dict[str, Any]
 _OWN_KEYS = "image", "class", "label"  # in every record, whatever a feature of that name holds
 
-# Kept of record tables, half of it for numbers (4 bytes a record) and half for file names (8).
+# Kept of record tables, half of it for numbers (4 bytes per record) and half for file names (8).
 _KEPT_BYTES = 64 << 20
 _REMOTE_READS = 32  # at once; local files are read by a thread a core, which decodes as well
 

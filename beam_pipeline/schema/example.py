@@ -117,7 +117,7 @@ def bytes_in_head(head: bytes, key: str) -> bytes | None:
     with suppress(IndexError, ValueError):
         for name, start, end in _features(head):
             if name == key:
-                return bytes_of(head[start:end]) if end <= len(head) else None
+                return bytes_of(head[start:end])
     return None
 
 

@@ -64,7 +64,7 @@ class Row:
     name: str
     open: Callable[[], Batches]  # begins to read, for as many images as a run takes, or for ever
     expected_s: float  # for an image, for the estimate of the duration
-    package: str = ""  # what `open` needs besides NumPy
+    package: str = ""  # package that `open` needs, in addition to NumPy
     alone: Row | None = None  # decoding alone, if that does the same work
     passes: list[Pass] = field(default_factory=list)  # those that were measured
 
@@ -197,10 +197,10 @@ def bench(
         raise UsageError(f"latency_ms must be from 0 to 10,000, got {latency_ms:g}")
     files = list_files(folder) if folder else []
     selection = select(info, split, classes)
-    there = (np.arange(info.records(split)) if selection is None else selection.numbers())[:images]
-    read = first_records(info.ranges(split), int(there[-1]) + 1)  # only these: what is read ahead is of the run, too
+    chosen = (np.arange(info.records(split)) if selection is None else selection.numbers())[:images]
+    read = first_records(info.ranges(split), int(chosen[-1]) + 1)  # only these: what is read ahead is of the run, too
     find = ImageFinder(info.image_key, info.class_key)
-    encoded = list(read_records(checked_table(info, split, there), lambda _, record: bytes(find(record)[0])))
+    encoded = list(read_records(checked_table(info, split, chosen), lambda _, record: bytes(find(record)[0])))
     options: dict[str, Any] = {"global_batch_size": min(batch_size, len(encoded)), "image_size": image_size}
     try:
         rows, left_out = file_rows(info, files, images, image_size, latency_ms / 1000) if files else ([], {})

@@ -22,7 +22,7 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 _FILES_AT_ONCE = 8
-_LARGE_PIXELS = 1 << 24  # of a JPEG that Pillow decodes too: an array beside its image would double what it takes
+_LARGE_PIXELS = 1 << 24  # of a JPEG that Pillow decodes too: an array in addition to its image would double the memory
 _GREY_MODES = ("1", "L", "I", "I;16", "I;16B")
 
 

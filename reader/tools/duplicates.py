@@ -153,8 +153,8 @@ def find_groups(
         named = np.sort(rows["row"] if file else np.concatenate([rows["row"][:0], *some]))
         paths = read_paths(info, splits, named)
 
-        def images(number: int, most: int | None = None) -> list[_Image]:
-            of = rows[first[number] : first[number + 1]][:most]
+        def images(number: int, limit: int | None = None) -> list[_Image]:
+            of = rows[first[number] : first[number + 1]][:limit]
             names = (paths[place] for place in np.searchsorted(named, of["row"]).tolist())
             labels = (info.classes[label] for label in of["label"].tolist())
             return list(map(_Image, names, (splits[one] for one in of["split"].tolist()), labels))

@@ -194,17 +194,17 @@ def find_keys(files: Sequence[str], image_key: str | None, class_key: str | None
     if first is None:
         raise errors[0] if errors else ImageShardsError(f"{files[0]}: no record in {len(files)} files")
     features = first.features
-    there = {key: f"{key} ({type_name(value)}, {len(value)})" for key, value in sorted(features.items())}
+    shown = {key: f"{key} ({type_name(value)}, {len(value)})" for key, value in sorted(features.items())}
     flag, key, what = "--image_key", image_key, "an image (one bytes value)"
-    fitting = [key for key in there if single_bytes(features, key) is not None]
+    fitting = [key for key in shown if single_bytes(features, key) is not None]
     if _keys_in(features, image_key, class_key).image:
         flag, key, what = "--class_key", class_key, "a class id (one integer, or a one-hot list)"
-        fitting = [key for key in there if class_id(features[key]) is not None]
-        lists = [key for key in there if type_name(features[key]) == "int64" and key not in fitting]
-        what += f"; {there[lists[0]]} is a list, as detection sets have: an index needs one per image" if lists else ""
-    isnt = f"{there.get(key, repr(key))} isn't" if key else "no feature is known to hold"
-    choices = ", ".join(there[key] for key in fitting)
-    fix = f"name it by {flag} among: {choices}" if choices else f"nor is another: {', '.join(there.values())}"
+        fitting = [key for key in shown if class_id(features[key]) is not None]
+        lists = [key for key in shown if type_name(features[key]) == "int64" and key not in fitting]
+        what += f"; {shown[lists[0]]} is a list, as detection sets have: an index needs one per image" if lists else ""
+    isnt = f"{shown.get(key, repr(key))} isn't" if key else "no feature is known to hold"
+    choices = ", ".join(shown[key] for key in fitting)
+    fix = f"name it by {flag} among: {choices}" if choices else f"nor is another: {', '.join(shown.values())}"
     raise UsageError(f"{first.name}: {isnt} {what}; {fix}; imageshards.record_dataset reads all features")
 
 

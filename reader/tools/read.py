@@ -56,8 +56,8 @@ def _read_pieces(
     reader: RunReader, numbers: Integers, read: Callable[[Piece, Integers, Integers], list[T]]
 ) -> Iterator[T]:
     """What `read` makes of the records that one request reads: of their numbers, and their indices in the piece."""
-    most = MAX_WINDOW_BYTES // int(reader.table.bytes.max(initial=1))
-    threads = max(1, min(_READS_AT_ONCE if reader.is_remote else cpu_count(), most))
+    runs = MAX_WINDOW_BYTES // int(reader.table.bytes.max(initial=1))
+    threads = max(1, min(_READS_AT_ONCE if reader.is_remote else cpu_count(), runs))
     with ThreadPoolExecutor(threads, "reader-records") as pool:
         for start in range(0, len(numbers), _BLOCK):
             some = numbers[start : start + _BLOCK]
@@ -76,8 +76,8 @@ def checked_table(info: DatasetInfo, split: str, numbers: Integers) -> RunTable:
 def read_filenames(info: DatasetInfo, splits: Sequence[str], numbers: Integers) -> list[bytes]:
     """The file names in some records, by their numbers among those of these splits, ascending, each once.
 
-    The name stands near the beginning of a record, so the image isn't read unless the next record is near: its hash in
-    the record table says that it is valid.
+    The name is near the beginning of a record, so the image isn't read unless it is between two records read at once.
+    The name's hash in the record table, not the record's CRC, says that it is valid.
 
     Raises:
         CorruptRecordError: the name in a record is corrupt; names file, record and byte offset.

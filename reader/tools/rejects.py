@@ -50,7 +50,7 @@ class RejectGroup:
 
 
 def rejects(dataset: DatasetInfo | str | os.PathLike[str]) -> list[RejectGroup]:
-    """The rejected images of a dataset by what is wrong with them, most first.
+    """The rejected images of a dataset by what is wrong with them, largest group first.
 
     Args:
         dataset: what `load_info` returned, or the URL; also of a version whose job failed for its rejects.

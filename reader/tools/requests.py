@@ -39,11 +39,13 @@ class SlowStorage(Storage):
     Args:
         store: where they are sent.
         latency_s: how long each waits, in seconds.
-        saw: is told of each request when it is answered; from any thread.
+        on_read: called with each request when it is answered; from any thread.
     """
 
-    def __init__(self, store: Storage, latency_s: float, saw: Callable[[Request], object] = lambda one: None) -> None:
-        self.store, self._latency_s, self._saw = store, latency_s, saw
+    def __init__(
+        self, store: Storage, latency_s: float, on_read: Callable[[Request], object] = lambda one: None
+    ) -> None:
+        self.store, self._latency_s, self._on_read = store, latency_s, on_read
         self.is_remote = store.is_remote or latency_s > 0
 
     def send(self, name: str, call: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
@@ -51,7 +53,7 @@ class SlowStorage(Storage):
         begin = time.perf_counter()
         time.sleep(self._latency_s)
         result = call(*arguments, **named)
-        self._saw(Request(name, begin, time.perf_counter(), len(result) if name == "read_range" else 0))
+        self._on_read(Request(name, begin, time.perf_counter(), len(result) if name == "read_range" else 0))
         return result
 
     def files(self, url: str, every_name: bool = False) -> Iterator[ListedFile]:

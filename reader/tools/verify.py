@@ -233,13 +233,13 @@ class _ShardChecker:
     def _check_table(self, shard: Shard, lengths: list[int], classes: Counter[int]) -> Iterator[Fault]:
         path = schema.table_file(shard.file)
         if path not in self._sizes or self._is_foreign:
-            return  # a missing file is told already
+            return  # a missing file is reported already
         try:
             table = self._info.load_table(shard)
         except StorageError:
             raise
         except ImageShardsError:
-            return  # told already
+            return  # reported already
         if self._info.compression != "none":
             lengths = [*lengths[:-1], *table["bytes"][-1:].tolist()]  # where the last one ends isn't known
         is_sorted = bool((table["order_key"][1:] >= table["order_key"][:-1]).all())

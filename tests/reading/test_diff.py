@@ -168,20 +168,20 @@ def test_what_moved_is_named_once_and_the_cause_of_a_leak_is_the_true_one(
 
 
 @pytest.mark.parametrize("is_cut", [False, True])
-def test_a_corrupt_record_is_one_line_with_its_file_and_the_command_that_finds_every_fault_of_its_version(
+def test_a_corrupt_name_is_one_line_with_its_file_and_the_command_that_finds_every_fault_of_its_version(
     is_cut: bool, folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     version = Path(shutil.copytree(folder / "1.1.0", tmp_path / "1.1.0"))
-    shards = {}
+    shards, name = {}, b"beetle/new.jpg"  # the one that was added
     for shard in version.glob("photos-*.tfrecord-*"):
         offset = 0
         for number, record in enumerate(schema.unframe(shard.read_bytes())):
-            if b"beetle/new.jpg" in record:  # the one that was added
+            if name in record:
                 shards[shard] = number, offset
             offset += len(record) + 16
     ((shard, (number, offset)),) = shards.items()
     data = bytearray(shard.read_bytes())
-    data[data.index(b"beetle/new.jpg", offset)] ^= 1  # the rest of a record isn't read
+    data[data.index(name)] ^= 1
     shard.write_bytes(data[:offset] if is_cut else data)
     assert imageshards.main(["diff", str(folder / "1.0.0"), str(version)]) == 1
     reason = "the file ends before this record" if is_cut else "the CRC of the data is wrong"

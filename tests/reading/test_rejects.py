@@ -40,8 +40,11 @@ def version(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make.published(images, folder / "out", *flags)
 
 
-def test_groups_are_in_words_with_counts_and_a_few_names(version: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["rejects", str(version)]) == 0
+@pytest.mark.parametrize("file", ["", "/rejects.jsonl"])
+def test_groups_are_in_words_with_counts_and_a_few_names(
+    file: str, version: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["rejects", f"{version}{file}"]) == 0
     assert capsys.readouterr().out.splitlines() == [
         "15 of 19 images were rejected",
         "text: 8 (not_an_image)",
@@ -62,10 +65,7 @@ def test_groups_are_in_words_with_counts_and_a_few_names(version: Path, capsys: 
         "  cat/page.jpg",
         f"all of them: {version}/rejects.jsonl",
     ]
-
-
-def test_json_has_the_same(version: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["rejects", str(version), "--json"]) == 0
+    assert main(["rejects", f"{version}{file}", "--json"]) == 0
     document = json.loads(capsys.readouterr().out)
     assert (document["dataset"], document["images"], document["rejected"]) == (str(version), 19, 15)
     assert document["groups"][-1] == {
@@ -105,13 +105,6 @@ def test_those_of_a_job_that_failed_for_them_are_shown(
     document = json.loads(capsys.readouterr().out)
     assert (document["dataset"], document["images"], document["rejected"]) == (None, None, 2)
     assert [group.count for group in reader.rejects(str(failed / place))] == [2]
-
-
-def test_the_file_of_a_published_version_stands_for_the_version(
-    version: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["rejects", f"{version}/rejects.jsonl"]) == 0
-    assert capsys.readouterr().out.startswith("15 of 19 images were rejected\n")
 
 
 @pytest.mark.parametrize("place", ["out/photos", "out/photos/1.0.0", "nowhere", "in", "out"])

@@ -242,6 +242,8 @@ def test_tables_and_records_are_read_from_a_bucket(info: reader.DatasetInfo, gcs
     ("options", "message"),
     [
         ({"classes": ["dgo"]}, "there is no class 'dgo': did you mean 'dog'?"),
+        ({"classes": ["c"]}, "there is no class 'c': did you mean 'cat'?"),
+        ({"classes": ["yak"]}, "there is no class 'yak': there are bird, cat, dog"),
         ({"classes": "dog"}, "classes must be a list of class names, or a dict of names → new names, got 'dog'"),
         ({"classes": {"dog": 3}}, "classes: a dict is of old name → new name, and the new name is a text, got 3"),
         ({"where": lambda columns: columns["width"] > 2}, "there is no column 'width': did you mean 'column:width'?"),

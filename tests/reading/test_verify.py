@@ -54,30 +54,21 @@ def test_a_flipped_bit_costs_one_record_and_is_placed(folder: Path, record: int,
 
 def test_cut_missing_and_foreign_files(folder: Path) -> None:
     starts, data = offsets(folder, SHARD), (folder / SHARD).read_bytes()
-    for end, expected in (
-        (starts[79], []),
-        (
-            starts[20] + 5,
-            [
-                (20, starts[20], "the file ends inside this record"),
-            ],
-        ),
-    ):
+    inside = (20, starts[20], "the file ends inside this record")
+    for end, expected in ((starts[79], []), (starts[20] + 5, [inside])):
         (folder / SHARD).write_bytes(data[:end])
         size = (None, None, f"it has {end:,} bytes, the manifest says {len(data):,}")
         assert [fault[1:] for fault in faults_of(folder)] == [size, *expected]
     (folder / SHARD).unlink()
     (folder / "index" / f"{SHARD}.idx").unlink()
     (folder / "class.labels.txt").unlink()
-    (folder / "photos-train.tfrecord-00000-of-00003").write_bytes(b"")
+    foreign = "photos-train.tfrecord-00000-of-00003"
+    (folder / foreign).write_bytes(b"")
     assert [(name, what) for name, _, _, what in faults_of(folder) if "record" not in what] == [
         ("class.labels.txt", "the file is missing"),
         (f"{SHARD}.idx", "the file is missing"),
         (SHARD, "the file is missing"),
-        (
-            "photos-train.tfrecord-00000-of-00003",
-            "the file doesn't belong to the dataset; move it away if --repair leaves it",
-        ),
+        (foreign, "the file doesn't belong to the dataset; move it away if --repair leaves it"),
     ]
 
 

@@ -1,0 +1,49 @@
+"""`info`: what a dataset holds, in a few lines."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from beam_pipeline.schema.manifest import FOREIGN_KEY
+from beam_pipeline.text import first_few, name_line, plural, size_text
+from reader.info import DatasetInfo
+
+_SHOWN_CLASSES = 20
+
+
+def describe(info: DatasetInfo) -> str:
+    """A few lines on counts, classes, shards and sizes."""
+    return "\n".join([f"{info.name} {info.version} at {info.url}", *(f"  {name_line(line)}" for line in _lines(info))])
+
+
+def _lines(info: DatasetInfo) -> Iterator[str]:
+    image, manifest = info.image, info.manifest
+    classes = plural(info.num_classes, "class")
+    yield f"{plural(manifest['records'], 'record')} of {plural(manifest['images'], 'image')}, {classes}"
+    pixels = " to ".join(
+        f"{height}x{width}" for height, width in sorted({*filter(None, (image.min_size, image.max_size))})
+    )
+    yield f"{image.format}, {plural(image.channels, 'channel')}, {pixels or 'no image'} (height x width)"
+    if manifest["features"]:
+        columns = (f"{one['name']} ({'list of ' * one['list']}{one['dtype']})" for one in manifest["features"])
+        yield f"columns: {', '.join(columns)}"
+    for split in info.splits.values():
+        sizes = [shard.bytes for shard in split.shards]
+        range_ = " to ".join(dict.fromkeys(map(size_text, (min(sizes), max(sizes)))))
+        yield f"{split.name}: {plural(split.records, 'record')} in {plural(len(sizes), 'shard')} of {range_}"
+    files = [shard.file for split in info.splits.values() for shard in split.shards]
+    folders = sorted({file.rpartition("/")[0] for file in files if info.path(file) == file})
+    if folders:
+        yield f"this is an index: the shards are in {first_few(folders)}"
+    for number, label in enumerate(info.classes[:_SHOWN_CLASSES]):
+        counts = ", ".join(f"{split.name} {split.class_counts[number]:,}" for split in info.splits.values())
+        yield f"class {number} {label!r}: {counts}"
+    if info.num_classes > _SHOWN_CLASSES:
+        yield f"… and {plural(info.num_classes - _SHOWN_CLASSES, 'more class')}; --json names them all"
+    if image.mean:
+        mean, std = (" ".join(f"{value:.4f}" for value in values) for values in (image.mean, image.std))
+        yield f"mean {mean}, std {std} (of [0, 1], from {plural(manifest['image']['sampled_images'], 'image')})"
+    rejects = manifest["rejects"]["by_reason"]
+    if rejects:
+        name = "left out" if FOREIGN_KEY in manifest else "rejected"
+        yield f"{name}: {', '.join(f'{reason} {number:,}' for reason, number in sorted(rejects.items()))}"
