@@ -17,7 +17,6 @@ from torch import nn
 import imageshards
 
 IMAGE_SIZE, FILTERS, LEARNING_RATE = 96, (16, 32, 64, 128), 0.002
-
 parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
 parser.add_argument("dataset", help="a folder or URL that `imageshards write` published")
 parser.add_argument("--out", type=Path, default="runs/torch", help="a folder of this run only, that all processes see")
@@ -38,7 +37,6 @@ if is_distributed:
 rank, processes = (dist.get_rank(), dist.get_world_size()) if is_distributed else (0, 1)
 tell = print if rank == 0 else lambda line: None
 autocast = torch.autocast(device.type, torch.bfloat16, enabled=on_gpu)  # bfloat16 needs no GradScaler
-tell(f"training in {processes} process(es), on {device.type}, in {'bfloat16' if on_gpu else 'float32'}")
 
 # --- Input: each process reads its part of every batch, decoded in threads. A DataLoader's workers would add nothing.
 options = {"global_batch_size": args.batch_size, "image_size": IMAGE_SIZE, "host": "auto"}
@@ -108,7 +106,7 @@ for epoch in range(begin, args.epochs):
         optimizer.step()
         step, loss_sum = step + 1, loss_sum + loss.detach()
     net.eval()
-    sums = torch.stack([loss_sum, torch.zeros_like(loss_sum), torch.zeros_like(loss_sum)])
+    sums = loss_sum * torch.tensor([1, 0, 0], device=device)
     with torch.inference_mode(), autocast:
         for images, labels, weights in map(on_device, val_loader):  # padding has weight 0
             logits = net(images)
