@@ -7,12 +7,11 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, fields
-from difflib import get_close_matches
 from typing import Any, NamedTuple
 
 from beam_pipeline.errors import UsageError
 from beam_pipeline.schema.manifest import FOREIGN_KEY
-from beam_pipeline.text import first_few, plural
+from beam_pipeline.text import first_few, meant, plural
 from reader.info import DatasetInfo
 from reader.select import parse_classes
 from reader.training import data
@@ -225,8 +224,7 @@ def application_name(given: str) -> str:
     plain: dict[str, str] = {_plain(name): name for name in names}
     if (found := plain.get(_plain(given))) is not None:
         return found
-    nearest = get_close_matches(_plain(given), plain, n=1)
-    hint = f"did you mean {plain[nearest[0]]}?" if nearest else f"choose one of {', '.join(names)}"
+    hint = meant(_plain(given), plain, f"choose one of {', '.join(names)}", lambda name: plain[name])
     raise UsageError(f"--model {given!r}: {hint}")
 
 

@@ -46,7 +46,8 @@ def test_one_command_submits_watches_and_sums_up_what_was_published(api: FakeDat
     first, *others = finished.out.splitlines()
     assert first == f"published {one.version}"
     assert others[1:3] == ["  10 images listed = 10 records + 0 rejects", "  5 classes"]
-    assert " CPU-seconds to convert; read " in others[3]
+    assert others[3] == f"  look at it: imageshards report {one.version}"
+    assert " CPU-seconds to convert; read " in others[4]
     again = one.run("--num_shards=3")
     assert (again.code, again.out.partition("\n")[0]) == (0, f"already {first}, nothing written")
     assert len(api.jobs) == 1

@@ -26,7 +26,7 @@ from tests.reading.shards import make_dataset
 from tests.reading.without import run_without
 
 VERBS = (
-    *("info", "verify", "rejects", "duplicates", "diff", "show", "bench", "index"),
+    *("info", "verify", "rejects", "duplicates", "report", "diff", "show", "bench", "index"),
     *("train", "evaluate", "predict"),
 )
 
