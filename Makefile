@@ -41,7 +41,7 @@ test soak: export PYTHONDONTWRITEBYTECODE :=
 test: $(STAMP) ## Run the tests, but for the slow ones
 	$(BIN)/python -m pytest -n 3 $(BY_FILE) -o faulthandler_timeout=30 $(PYTEST)
 
-soak: $(STAMP) ## Run the slow tests: every framework and backend, many kills, what documents train (10 minutes)
+soak: $(STAMP) ## Run the slow tests: every framework and backend, many kills, what documents train (20 minutes)
 	$(BIN)/python -m pytest -m soak -n 2 $(BY_FILE) $(PYTEST)
 
 lint: $(STAMP) ## Check format, style and types
