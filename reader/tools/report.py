@@ -12,7 +12,7 @@ import re
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import groupby
+from itertools import compress, groupby
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -283,16 +283,15 @@ def _copies(found: Rows, pictures: Pictures) -> Iterator[Finding]:
             rows = [found.find(line.path) for line in lines]
             is_leak = len({*map(found.split_of, rows)}) > 1
             is_conflict = len({*found.columns["class"][rows].tolist()}) > 1
-            counts["leaks"] += is_leak and is_conflict  # counted as both, listed once: which label is right is open
-            kind = "labels" if is_conflict else "leaks" if is_leak else "copies"
-            counts[kind] += 1
-            listed[kind] += len(lines)
-            heapq.heappush(kept[kind], (len(lines), key, lines))
-            if len(kept[kind]) > _GROUPS:
-                heapq.heappop(kept[kind])
+            for kind in ["labels"] * is_conflict + ["leaks"] * is_leak or ["copies"]:
+                counts[kind] += 1
+                listed[kind] += len(lines) if kind == "labels" or not is_conflict else 0
+                heapq.heappush(kept[kind], (len(lines), key, lines))
+                if len(kept[kind]) > _GROUPS:
+                    heapq.heappop(kept[kind])
     about = {
         "leaks": "The same picture, or one that looks like it, is in several splits, so the evaluation is better than "
-        "the model. The list keeps the one that isn't in train.",
+        "the model. The list keeps the one that isn't in train; a group with several labels is in the list of these.",
         "labels": "Pictures that look the same have several labels. Which is right only you can say: in the list, set "
         "keep of a line to true, and --exclude leaves out the others of its group.",
         "copies": "A picture comes several times in one split. The list keeps one of each group.",
@@ -301,7 +300,8 @@ def _copies(found: Rows, pictures: Pictures) -> Iterator[Finding]:
     for kind, groups in kept.items():
         largest = [lines for *_, lines in sorted(groups, key=lambda group: (-group[0], group[1]))]
         shown = [(_across(found, lines), [_shown(found, line) for line in lines]) for lines in largest]
-        every = [line for lines in largest for line in lines]
+        is_decided = (kind == "labels" or lines[0].keep is not None for lines in largest)
+        every = [line for lines in compress(largest, is_decided) for line in lines]
         complete = f"imageshards duplicates {found.info.url} --near --out FILE"
         yield Finding(kind, titles[kind], counts[kind], "group", about[kind], shown, every, listed[kind], complete)
 

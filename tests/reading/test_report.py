@@ -125,6 +125,22 @@ def test_lists_are_read_by_write(planted: Path, made: tuple[Report, str], tmp_pa
 # --- in a browser
 
 
+def test_a_leak_with_several_labels_is_shown_with_the_leaks_and_is_in_the_list_of_the_labels(tmp_path: Path) -> None:
+    for seed, (split, label) in enumerate((("train", "ant"), ("train", "bee"), ("test", "bee"))):
+        folder = tmp_path / "input" / split / label
+        folder.mkdir(parents=True)
+        for number in range(3):
+            photo(100 * seed + 100 + number, 48, 36).save(folder / f"{number}.jpg")
+        if folder.parts[-2:] != ("train", "bee"):
+            photo(7, 48, 36).save(folder / "same.jpg")
+    url = str(make.published(tmp_path / "input", tmp_path / "out", "--layout", "split_class_folders"))
+    leaks, labels, *_ = report(url, tmp_path / "page.html").findings
+    assert (leaks.count, len(leaks.groups), leaks.lines, leaks.listed) == (1, 1, [], 0)
+    assert (labels.count, len(labels.lines)) == (1, 2)
+    ids = re.findall(r' id="(.*?)"', (tmp_path / "page.html").read_text())
+    assert len(ids) == len({*ids}) and "look-classes" in ids  # the heading of all classes has its own
+
+
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
     sync_api = pytest.importorskip("playwright.sync_api", reason="Playwright is not installed: pip install playwright")
@@ -165,7 +181,7 @@ def test_the_page_in_a_browser(width: int, scheme: str, made: tuple[Report, str]
     assert tab.locator("#table tbody tr:visible").count() == 1
 
     tab.locator("#section-leaks button").click()
-    assert tab.locator("#status").inner_text().endswith("save them as exclude.jsonl")
+    tab.locator("#status", has_text="save them as exclude.jsonl").wait_for()  # the clipboard answers later
     leaks = next(one for one in found.findings if one.kind == "leaks")
     assert len(tab.evaluate("navigator.clipboard.readText()").splitlines()) == len(leaks.lines)
 
