@@ -21,6 +21,7 @@ OPTIONS = ("--epochs", "3", "--batch_size", "8", "--checkpoint_steps", "3")
 # What is printed after 10 steps, before they are saved; Keras then begins its third epoch.
 KILLED_AT = {"train_keras.py": "Epoch 3/3"}
 _ENVIRONMENT = {
+    "PYTHONUNBUFFERED": "1",  # the last line is the last one also where stdout and stderr are one pipe
     "JAX_PLATFORMS": "cpu",
     "CUDA_VISIBLE_DEVICES": "",  # only CPUs promise the same bits
     "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
