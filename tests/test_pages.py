@@ -86,6 +86,13 @@ def trained_run(folder: Path) -> None:
     imageshards.train(folder / "datasets/photos/1.0.0", options)
 
 
+def is_installed(module: str) -> bool:
+    try:
+        return importlib.util.find_spec(module) is not None
+    except ModuleNotFoundError:  # of the package that it is in
+        return False
+
+
 def pictures(folder: Path) -> list[Path]:
     return sorted((folder / "photos").rglob("*.jpg"))
 
@@ -130,16 +137,16 @@ CHECKS: dict[str, Callable[[Path], None]] = {
 def test_a_page_runs_as_written(page: Path, prepared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     name, folder = page.relative_to(ROOT / "docs").with_suffix("").as_posix(), tmp_path / "work"
     shutil.copytree(prepared, folder)
-    PREPARATIONS.get(name, lambda _: None)(folder)
     monkeypatch.chdir(folder)
+    PREPARATIONS.get(name, lambda _: None)(folder)
     variables: dict[str, Any] = {"__name__": "block"}
     printed, missing = "", []
     for number, (language, text) in enumerate(blocks(page)):
         if "--weights imagenet" in text:  # a download
             parser("train").parse_args(shlex.split(text, comments=True)[2:])
             continue
-        imports = re.findall(r"^(?:import|from) (\w+)", text, re.MULTILINE)
-        if absent := [module for module in imports if importlib.util.find_spec(module) is None]:
+        imports = re.findall(r"^(?:import|from) ([\w.]+)", text, re.MULTILINE)
+        if absent := [module for module in imports if not is_installed(module)]:
             missing += absent
             continue
         if name == "works-with":  # libraries that don't bear each other in one process
