@@ -18,7 +18,7 @@ from reader.example import ImageFinder
 from reader.info import DatasetInfo
 from reader.machine import cpu_count
 from reader.runs import Integers
-from reader.tools.pictures import GRID, Floats, Pictures, grey_of
+from reader.tools.pictures import GRID, TINT_GRID, Floats, Pictures, look_of
 from reader.tools.read import checked_table, read_records
 
 _MAX_BITS = 8  # that differ: of photos a 5 % crop is still found in 0.91 of cases (docs/decisions/021)
@@ -26,6 +26,7 @@ _MIN_CORRELATION = 0.88  # of 32 x 32 grey pictures: of copies at least 0.89, of
 # What one picture of a pair may lack: a part of height and width; how much of that at the top, and on the left.
 _CROPS = [(0.1, 0.5, 0.5), *((0.05, top, left) for top in (0.0, 0.5, 1.0) for left in (0.0, 0.5, 1.0))]
 _FLAT = 4.0  # standard deviation below which a picture is of one brightness, and correlations mean nothing
+_MIN_TINT, _GREYISH = 0.7, 12.0  # cosine of the colours of pictures that have any; their mean strength, of 255
 _PER_HASH = 16  # pictures with the same hash that are compared with all others
 _ROWS = 512  # of a task
 _TILE = 8, 4096  # hashes compared at once, in memory that a cache holds: 0.9 ns a pair, both ways
@@ -138,16 +139,17 @@ def second_looks(info: DatasetInfo, splits: Sequence[str], pairs: Pairs) -> Iter
         first, second, is_mirrored = pairs.first[some], pairs.second[some], pairs.is_mirrored[some]
         rows = np.unique(np.concatenate([first, second]))
         table = checked_table(info, split, rows)
-        small = np.empty((len(rows), GRID, GRID), np.uint8)
+        small, tints = np.empty((len(rows), GRID, GRID), np.uint8), np.empty((len(rows), 2, TINT_GRID, TINT_GRID), "f4")
 
-        def look(number: int, record: bytes, small: npt.NDArray[np.uint8] = small) -> None:
-            small[number] = grey_of(find(record)[0], channels)
+        def look(number: int, record: bytes, small: Any = small, tints: Any = tints) -> None:
+            small[number], tints[number] = look_of(find(record)[0], channels)
 
         for _ in read_records(table, look):
             pass
         one, other = (np.searchsorted(rows, part) for part in (first, second))
         for piece in np.array_split(np.arange(len(one)), len(one) // 1024 + 1):
-            yield _alike(small[one[piece]], small[other[piece]], is_mirrored[piece])
+            a, b, mirrored = one[piece], other[piece], is_mirrored[piece]
+            yield _alike(small[a], small[b], mirrored) & _of_one_colour(tints[a], tints[b], mirrored)
 
 
 def _alike(
@@ -167,6 +169,16 @@ def _alike(
     is_flat = np.maximum(a.std((1, 2)), b.std((1, 2))) < _FLAT
     is_as_bright = np.abs(a.mean((1, 2)) - b.mean((1, 2))) < 2 * _FLAT
     is_alike: npt.NDArray[np.bool_] = np.where(is_flat, is_as_bright, correlation >= _MIN_CORRELATION)
+    return is_alike
+
+
+def _of_one_colour(one: Floats, other: Floats, is_mirrored: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
+    """bool [n] of float32 [n, 2, 4, 4]: whether the tints are alike; a copy that is nearly grey has none."""
+    other = np.where(is_mirrored[:, None, None, None], other[..., ::-1], other)
+    a, b = (tint.reshape(len(tint), -1) for tint in (one, other))
+    strength = [np.sqrt((tint**2).mean(1)) for tint in (a, b)]
+    is_alike: npt.NDArray[np.bool_] = (a * b).mean(1) >= _MIN_TINT * strength[0] * strength[1]
+    is_alike |= np.minimum(*strength) < _GREYISH
     return is_alike
 
 

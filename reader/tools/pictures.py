@@ -21,6 +21,7 @@ from reader.tools.read import read_records
 
 Floats = npt.NDArray[np.floating[Any]]
 GRID = 32  # side of the grey picture that is hashed and compared
+TINT_GRID = 4  # of its colours
 _MAX_SIDE, _MIN_SIDE = 256, 128  # larger pictures are decoded at a half, a quarter or an eighth, not below the second
 _WAVES = 8  # of the cosine transform, each way
 _COSINES = np.cos(np.pi * (2 * np.arange(GRID) + 1) * np.arange(_WAVES)[:, None] / (2 * GRID))
@@ -184,7 +185,7 @@ def _decoded(encoded: memoryview, channels: int) -> Pixels:
 
 def measured(pixels: Pixels) -> tuple[float, float, float, float, int, int]:
     """Mean, spread, share of one colour, sharpness, hash and hash of the mirror image of uint8 [h, w, c]."""
-    grey = pixels[..., 0].astype(np.float32) if pixels.shape[2] == 1 else pixels @ _LUMA
+    grey = _grey(pixels)
     codes = (pixels[::2, ::2] >> 5).astype(np.int16)  # of every fourth pixel
     code = codes[..., 0] if pixels.shape[2] == 1 else (codes[..., 0] << 6) + (codes[..., 1] << 3) + codes[..., 2]
     share = np.bincount(code.ravel()).max() / code.size
@@ -196,15 +197,22 @@ def measured(pixels: Pixels) -> tuple[float, float, float, float, int, int]:
     return float(grey.mean()), variance**0.5, float(share), sharpness, _hash(waves), _hash(waves * _MIRROR)
 
 
-def small(grey: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
-    """A grey picture as float32 [32, 32], means of its parts."""
-    return np.asarray(Image.fromarray(grey).resize((GRID, GRID), Image.Resampling.BOX), np.float32)
+def small(plane: npt.NDArray[np.float32], side: int = GRID) -> npt.NDArray[np.float32]:
+    """A plane of a picture as float32 [side, side], means of its parts."""
+    return np.asarray(Image.fromarray(plane).resize((side, side), Image.Resampling.BOX), np.float32)
 
 
-def grey_of(encoded: memoryview, channels: int) -> npt.NDArray[np.float32]:
-    """The picture of a record as float32 [32, 32]."""
+def look_of(encoded: memoryview, channels: int) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]:
+    """The picture of a record: grey, float32 [32, 32], and how red and blue it is, float32 [2, 4, 4], 0 for grey."""
     pixels = _decoded(encoded, channels)
-    return small(pixels[..., 0].astype(np.float32) if channels == 1 else pixels @ _LUMA)
+    if channels == 1:
+        return small(_grey(pixels)), np.zeros((2, TINT_GRID, TINT_GRID), np.float32)
+    red, green, blue = np.moveaxis(pixels.astype(np.float32), 2, 0)
+    return small(_grey(pixels)), np.stack([small(colour - green, TINT_GRID) for colour in (red, blue)])
+
+
+def _grey(pixels: Pixels) -> npt.NDArray[np.float32]:
+    return pixels[..., 0].astype(np.float32) if pixels.shape[2] == 1 else pixels @ _LUMA
 
 
 def _hash(waves: Floats) -> int:

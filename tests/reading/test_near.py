@@ -255,9 +255,9 @@ def groups_of(folder: Path, images: dict[str, Image.Image]) -> list[list[str]]:
 
 def test_a_picture_without_one_or_all_sides_of_its_border_is_alike_and_others_are_not() -> None:
     pictures = [photo(number) for number in range(20)]
-    small = np.array([near.grey_of(encoded(picture), 3) for picture in pictures], np.uint8)
+    small = np.array([near.look_of(encoded(picture), 3)[0] for picture in pictures], np.uint8)
     for box in ((6, 5, 234, 175), (12, 9, 240, 180), (0, 0, 228, 171), (12, 0, 240, 171), (12, 9, 228, 171)):
-        part = np.array([near.grey_of(encoded(picture.crop(box)), 3) for picture in pictures], np.uint8)
+        part = np.array([near.look_of(encoded(picture.crop(box)), 3)[0] for picture in pictures], np.uint8)
         for is_mirrored in (False, True):
             seen = part[:, :, ::-1] if is_mirrored else part
             mirrored = np.full(20, is_mirrored)
@@ -297,3 +297,23 @@ def test_a_chance_pair_of_hashes_gets_a_second_look(planted: Path) -> None:
     assert groups.candidates > expected.candidates >= expected.images - expected.groups
     for group in groups.first:
         assert len({of_photo(path) for path in group.paths}) == 1, group
+
+
+def test_pictures_of_one_shape_and_other_colours_are_no_copies_but_a_grey_copy_is(tmp_path: Path) -> None:
+    (tmp_path / "photos" / "ant").mkdir(parents=True)
+    for number in range(20):
+        grey = np.asarray(photo(number).convert("L")).astype(np.float32)
+        tints = (
+            {"red": (1, 0.5, 0.4), "blue": (0.4, 0.5, 1), "green": (0.5, 1, 0.5)}
+            if number < 6
+            else {"red": (1, 0.5, 0.4)}
+        )
+        if number > 15:
+            tints["grey"] = (0.6, 0.6, 0.6)
+        for name, tint in tints.items():
+            pixels = np.stack([grey * part for part in tint], 2).astype(np.uint8)
+            Image.fromarray(pixels).save(tmp_path / "photos" / "ant" / f"{name}_{number}.jpg", quality=90)
+    write(tmp_path, "1.0.0")
+    found = imageshards.tools.duplicates(tmp_path / "datasets" / "planted" / "1.0.0", near=True)
+    groups = sorted(sorted(path.removeprefix("ant/") for path in group.paths) for group in found.first)
+    assert groups == [[f"grey_{number}.jpg", f"red_{number}.jpg"] for number in range(16, 20)]
