@@ -27,7 +27,7 @@ from reader.map import records
 from reader.pixels import in_8_bits, open_image
 from reader.tables import Array
 from reader.tools.diff import Difference
-from reader.tools.report import Finding, Report, Rows
+from reader.tools.report import Finding, Report, Rows, class_counts
 
 # What the page has room for: bytes of pictures in base64, and of each list; groups, pictures of a group, single
 # pictures and titles of a finding; rows of the table of classes. All of it full is less than 4 MB.
@@ -166,7 +166,7 @@ def _pictures(found: Rows, rows: Iterable[int], side: int, room: int) -> Iterato
 def _classes(found: Rows) -> list[dict[str, Any]]:
     """A row per class, the rarest first; of very many the rarest and the most frequent."""
     info = found.info
-    counts = np.array([info.splits[name].class_counts for name in found.splits], np.int64)
+    counts = class_counts(info)
     totals, first = counts.sum(0), np.zeros(info.num_classes, np.int64)
     labels, at = np.unique(found.columns["class"], return_index=True)
     first[labels] = at

@@ -172,7 +172,8 @@ def report(dataset: DatasetInfo | str | os.PathLike[str], out: str | os.PathLike
             *_shapes(found),
             *_rejected(info, groups),
         ]
-        empty = [name for number, name in enumerate(info.classes) if not _counts(info)[:, number].any()]
+        counts = class_counts(info)
+        empty = [name for number, name in enumerate(info.classes) if not counts[:, number].any()]
         changes = difference.classes.items() if difference else ()
         moved = {name: (before, now) for name, (before, now) in changes if before is not None and now is not None}
         made = Report(info.url, place, findings, empty, moved, pictures)
@@ -263,7 +264,7 @@ def _difference(info: DatasetInfo) -> Difference | None:
         return None
 
 
-def _counts(info: DatasetInfo) -> Array:
+def class_counts(info: DatasetInfo) -> Array:
     """int64 [splits, classes]: records of each split that has some."""
     return np.array([split.class_counts for split in info.splits.values() if split.records], np.int64)
 
@@ -325,7 +326,7 @@ def _across(found: Rows, lines: Sequence[ListedImage]) -> str:
 
 def _classes(info: DatasetInfo) -> Iterator[Finding]:
     """Classes that are empty, missing in a split, or small."""
-    counts, splits = _counts(info), [name for name, split in info.splits.items() if split.records]
+    counts, splits = class_counts(info), [name for name, split in info.splits.items() if split.records]
     totals = counts.sum(0)
     median = float(np.median(totals))
     bad = np.flatnonzero((counts == 0).any(0) | (totals * _FEW < median))

@@ -1,4 +1,4 @@
-"""What tests of the job share: pictures of which one is rejected, and runners in this process and beside it."""
+"""What tests of the job share: pictures of which one is rejected, and runners in this process and in others."""
 
 from __future__ import annotations
 
