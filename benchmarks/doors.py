@@ -6,6 +6,7 @@ import os
 import threading
 import time
 from collections.abc import Iterable, Sequence
+from contextlib import ExitStack
 from typing import Any
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
@@ -16,6 +17,16 @@ import turns
 from stored import BATCH, SHUFFLED, SIZE, stored
 
 DECODING_S = 270e-6  # a 224-pixel JPEG
+_WRAPPED = ExitStack()  # the storage of this process, and of the workers that it forks
+
+
+def delay(latency_ms: float) -> None:
+    """Every request to storage waits from now on."""
+    from beam_pipeline import storage
+    from reader.tools.requests import SlowStorage
+
+    if latency_ms:
+        _WRAPPED.enter_context(storage.wrapped(lambda store: SlowStorage(store, latency_ms / 1000)))
 
 
 def sizes(batches: Iterable[Any], batch: int = BATCH) -> turns.Reader:
@@ -44,7 +55,7 @@ def numpy(url: str, batch: int = BATCH, is_cropped: bool = False, **options: Any
 
 
 def tensorflow(url: str, is_cropped: bool = False) -> turns.Reader:
-    """`train_dataset`; commit aafac01's has the same arguments."""
+    """`train_dataset`."""
     import reader
 
     info = reader.load_info(url)
@@ -164,9 +175,9 @@ def tfds(url: str) -> turns.Reader:
 
 def files(root: str) -> turns.Reader:
     """Individual files from the local disk, at the size that they have."""
-    from image_files import image_files_dataset
+    import tutorial
 
-    return sizes(image_files_dataset(root, batch_size=BATCH, image_size=SIZE))
+    return sizes(tutorial.files_at_once(root, BATCH, SIZE))
 
 
 class StubDecoder:

@@ -10,9 +10,6 @@ image: no reader in Python can be faster. A sleep takes some 60 µs longer than 
 
 from __future__ import annotations
 
-import argparse
-from pathlib import Path
-
 import material
 import turns
 from turns import Case
@@ -20,10 +17,7 @@ from turns import Case
 
 def main() -> None:
     """Print two tables."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("images", type=Path, nargs="?")
-    parser.add_argument("--count", type=int, default=20_480)
-    parser.add_argument("--repeats", type=int, default=5)
+    parser = turns.parser(__doc__, 20_480, 5)
     parser.add_argument("--threads", default="2,8,16,32")
     flags = parser.parse_args()
     counts = [int(text) for text in flags.threads.split(",")]

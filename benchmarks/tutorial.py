@@ -1,26 +1,32 @@
-"""Pipelines as TensorFlow's tutorials write them, for `experiment.py`.
+"""Pipelines as TensorFlow's tutorials write them, and a tuned one of single files: for `experiment.py` and `doors.py`.
 
 https://keras.io/examples/keras_recipes/tfrecord, https://www.tensorflow.org/guide/data_performance
 """
 
 from __future__ import annotations
 
+import itertools
 import os
 import zlib
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from stored import SHUFFLED
 
 from beam_pipeline import schema, storage
 from beam_pipeline.schema.manifest import FOREIGN_KEY
-from reader.info import DatasetInfo
+from reader.info import DatasetInfo, ImageInfo
+from reader.machine import cpu_count
 from reader.pixels import ImageDecoder
+from reader.tools.bench import list_files
 
 Tensor = Any  # TensorFlow ships no types
 
-SHUFFLED = 2048  # records, as the tutorials have it
+AT_ONCE = 32  # files in flight
+SHUFFLED_IMAGES = 1024  # of a cache, whose order is fixed otherwise; 150 MB at 224×224
 _GZIP = 31  # zlib's window bits, with GZIP's header
 
 
@@ -85,6 +91,45 @@ def files(names: Sequence[str], batch: int, decode: ImageDecoder) -> Any:
     paths = tf.data.Dataset.from_tensor_slices(list(map(os.fsencode, names)))
     images = paths.map(lambda name: (tf.numpy_function(load, [name], tf.uint8),), tf.data.AUTOTUNE)
     return images.batch(batch).prefetch(tf.data.AUTOTUNE)
+
+
+def decoder(size: int) -> ImageDecoder:
+    """Of images of any size and format."""
+    return ImageDecoder(ImageInfo("jpeg", 3, None, None, (), ()), size)
+
+
+def files_at_once(folder: str, batch: int, size: int, cache: str | None = None) -> Any:
+    """Image files of class folders in batches of (uint8, int64): 32 are in flight, and every core decodes.
+
+    Each iteration has another order.
+
+    Args:
+        folder: of class folders.
+        batch: images in a batch.
+        size: side in pixels.
+        cache: None; "" keeps the decoded images in memory, a file's name on the disk, once all were read.
+    """
+    import tensorflow as tf
+
+    files, read, decode = list_files(folder), storage.open_storage(folder).read, decoder(size)
+    names = [Path(file).parent.name for file in files]
+    labels = np.unique(names, return_inverse=True)[1].astype(np.int64)
+    fetching, decoding = ThreadPoolExecutor(AT_ONCE), ThreadPoolExecutor(cpu_count())
+
+    def load(paths: Any) -> Any:
+        images = np.empty((len(paths), *decode.shape), np.uint8)
+        # The files arrive in order, and each is decoded while later ones are fetched.
+        list(decoding.map(decode, fetching.map(read, map(os.fsdecode, paths)), images, itertools.repeat(0)))
+        return images
+
+    def with_images(paths: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+        return tf.ensure_shape(tf.numpy_function(load, [paths], tf.uint8), [None, *decode.shape]), labels
+
+    batches = tf.data.Dataset.from_tensor_slices((list(map(os.fsencode, files)), labels))
+    batches = batches.shuffle(len(files), seed=0).batch(batch).map(with_images, num_parallel_calls=2)
+    if cache is not None:
+        batches = batches.unbatch().cache(cache).shuffle(min(len(files), SHUFFLED_IMAGES), seed=0).batch(batch)
+    return batches.prefetch(2)
 
 
 def _parser(info: DatasetInfo, size: int) -> Callable[[Tensor], tuple[Tensor, Tensor]]:
