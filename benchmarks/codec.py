@@ -16,9 +16,9 @@ import sys
 import tempfile
 import time
 import timeit
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 import turns
@@ -139,20 +139,10 @@ def with_gap(gap: float) -> Callable[[bytes, ImageOptions], bytes]:
     """The codec with another gap."""
 
     def convert(data: bytes, options: ImageOptions) -> bytes:
-        with gap_of(gap):
+        with mock.patch.object(geometry, "REDUCING_GAP", gap):
             return images.convert(data, options).data
 
     return convert
-
-
-@contextmanager
-def gap_of(gap: float) -> Iterator[None]:
-    """Another gap for a while."""
-    kept, geometry.REDUCING_GAP = geometry.REDUCING_GAP, gap
-    try:
-        yield
-    finally:
-        geometry.REDUCING_GAP = kept
 
 
 def overheads_us() -> tuple[float, float]:

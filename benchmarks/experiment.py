@@ -3,9 +3,9 @@
     python benchmarks/experiment.py DATASET PHOTOS [--latency_ms 50] [--images 6400] [--repeats 3]
 
 PHOTOS is a folder of the original images in class folders. It prints results/experiment.json, with what the first and
-the last row do in a second; pictures.py draws it. Every request of our storage layer waits first, single files included.
-Only latency is added: bandwidth stays that of this machine. TensorFlow's own gs:// can't be pointed at anything else,
-so its pipelines read through `tf.numpy_function` over the same layer.
+the last row do in a second; pictures.py draws it. Every request of our storage layer waits first, also those for single
+files. Only latency is added: bandwidth stays that of this machine. TensorFlow's own gs:// can't be pointed at anything
+else, so its pipelines read through `tf.numpy_function` over the same layer.
 """
 
 from __future__ import annotations
@@ -148,8 +148,8 @@ def ways(info: DatasetInfo, split: str, forms: Forms, folder: str, latency_ms: f
             sys.exit("the first epoch of cached files takes more than 10 s: give fewer --images")
         return _sizes(filled[cache])
 
-    plain = functools.partial(tutorial.shards, info, forms.plain, SIZE, BATCH)
-    zipped = functools.partial(tutorial.shards, info, forms.zipped, SIZE, BATCH, is_gzip=True)
+    plain = functools.partial(tutorial.shards, forms.plain, BATCH)
+    zipped = functools.partial(tutorial.shards, forms.zipped, BATCH, is_gzip=True)
     fed = f"plain shards, interleave, {1000 * step_s:g} ms of training a batch"
     opens: dict[str, Callable[[], Batches]] = {
         ONE_AT_A_TIME: lambda: one_at_a_time(originals[:few], decoder(SIZE)),

@@ -8,17 +8,17 @@ from __future__ import annotations
 import itertools
 import os
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import doors
 import numpy as np
 from stored import SHUFFLED
 
 from beam_pipeline import schema, storage
-from beam_pipeline.schema.manifest import FOREIGN_KEY
-from reader.info import DatasetInfo, ImageInfo
+from reader.info import ImageInfo
 from reader.machine import cpu_count
 from reader.pixels import ImageDecoder
 from reader.tools.bench import list_files
@@ -31,9 +31,7 @@ _GZIP = 31  # zlib's window bits, with GZIP's header
 
 
 def shards(
-    info: DatasetInfo,
     shards: Sequence[Path],
-    size: int,
     batch: int,
     *,
     is_gzip: bool = False,
@@ -43,9 +41,7 @@ def shards(
     """Shards in batches of uint8, read through our storage layer, a shard a request, as TensorFlow reads gs://.
 
     Args:
-        info: the dataset.
-        shards: files.
-        size: side in pixels.
+        shards: files, of images of 224 pixels.
         batch: images in a batch.
         is_gzip: whether the shards are compressed.
         interleaved: how many shards are read at a time; 1 reads one after the other.
@@ -69,7 +65,7 @@ def shards(
         found = names.interleave(records, cycle_length=interleaved, num_parallel_calls=autotune)
     else:
         found = names.flat_map(records)
-    batches = found.shuffle(SHUFFLED, seed=0).map(_parser(info, size), autotune).batch(batch)
+    batches = found.shuffle(SHUFFLED, seed=0).map(doors.example, autotune).batch(batch)
     if prefetch:
         return batches.prefetch(autotune)
     options = tf.data.Options()
@@ -130,23 +126,3 @@ def files_at_once(folder: str, batch: int, size: int, cache: str | None = None) 
     if cache is not None:
         batches = batches.unbatch().cache(cache).shuffle(min(len(files), SHUFFLED_IMAGES), seed=0).batch(batch)
     return batches.prefetch(2)
-
-
-def _parser(info: DatasetInfo, size: int) -> Callable[[Tensor], tuple[Tensor, Tensor]]:
-    """A function of a serialized Example: its image, uint8 [size, size, c], and its class."""
-    import tensorflow as tf
-
-    keys = {info.image_key: tf.io.FixedLenFeature([], tf.string), info.class_key: tf.io.FixedLenFeature([], tf.int64)}
-    if "one_hot" in info.manifest.get(FOREIGN_KEY, {}):  # a list, and nobody looks at the classes
-        del keys[info.class_key]
-
-    def parse(record: Tensor) -> tuple[Tensor, Tensor]:
-        parsed = tf.io.parse_single_example(record, keys)
-        image = tf.io.decode_image(parsed[info.image_key], info.image.channels, expand_animations=False)
-        image = tf.ensure_shape(image, [None, None, info.image.channels])
-        if (size, size) != info.image.min_size or info.image.min_size != info.image.max_size:
-            image = tf.cast(tf.round(tf.image.resize(image, [size, size])), tf.uint8)
-        image = tf.ensure_shape(image, [size, size, info.image.channels])
-        return image, parsed.get(info.class_key, 0)
-
-    return parse
