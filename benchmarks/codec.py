@@ -24,13 +24,13 @@ import numpy as np
 import turns
 from material import images as material
 from PIL import Image, ImageOps, JpegImagePlugin
-from reference import psnr, resize, ssim
 
 import beam_pipeline
 from beam_pipeline import images
 from beam_pipeline.conversion.decoder import Decoder
 from beam_pipeline.images import ImageOptions, geometry
 from beam_pipeline.images.resize import RESAMPLING
+from tests.images.reference import psnr, resize, ssim
 
 GAPS = (1.0, 1.5, 2.0, 3.0, 4.0)
 

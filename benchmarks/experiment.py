@@ -152,7 +152,7 @@ def ways(info: DatasetInfo, split: str, forms: Forms, folder: str, latency_ms: f
     zipped = functools.partial(tutorial.shards, forms.zipped, BATCH, is_gzip=True)
     fed = f"plain shards, interleave, {1000 * step_s:g} ms of training a batch"
     opens: dict[str, Callable[[], Batches]] = {
-        ONE_AT_A_TIME: lambda: one_at_a_time(originals[:few], decoder(SIZE)),
+        ONE_AT_A_TIME: lambda: at_once(originals[:few], decoder(SIZE), 1),
         PARALLEL_MAP: lambda: _sizes(tutorial.files(originals[: few * cpu_count()], BATCH, decoder(SIZE))),
         FILES_AT_ONCE: lambda: at_once(originals, decoder(SIZE)),
         FAIR: lambda: at_once(stored, decoder(SIZE)),
@@ -171,22 +171,14 @@ def ways(info: DatasetInfo, split: str, forms: Forms, folder: str, latency_ms: f
     return [Row(name, open, expected_s=0.0) for name, open in opens.items()]
 
 
-def one_at_a_time(files: Sequence[str], decode: Decode) -> Batches:
-    """Read an image, decode it, read the next."""
-    read, row = storage.open_storage(files[0]).read, np.empty(decode.shape, np.uint8)
-    for file in files:
-        decode(read(file), row, 0)
-        yield 1
-
-
-def at_once(files: Sequence[str], decode: Decode) -> Batches:
-    """The same in 32 threads."""
+def at_once(files: Sequence[str], decode: Decode, count: int = AT_ONCE) -> Batches:
+    """Read and decode images, each in one of so many threads."""
     read = storage.open_storage(files[0]).read
 
     def load(file: str) -> None:
         decode(read(file), np.empty(decode.shape, np.uint8), 0)
 
-    with ThreadPoolExecutor(AT_ONCE) as threads:
+    with ThreadPoolExecutor(count) as threads:
         try:
             for _ in threads.map(load, files):
                 yield 1
@@ -222,7 +214,7 @@ def _traces(info: DatasetInfo, files: Sequence[str], latency_ms: float) -> list[
         with storage.wrapped(lambda store: SlowStorage(store, latency_ms / 1000, saw)):
             found.append(tracer.record(name, open(tracer), BATCH, BATCH / TRAINED_PER_S))
 
-    traced(ONE_AT_A_TIME, lambda tracer: one_at_a_time(files, TracedDecoder(decoder(SIZE), tracer)))
+    traced(ONE_AT_A_TIME, lambda tracer: at_once(files, TracedDecoder(decoder(SIZE), tracer), 1))
     traced(OURS, lambda tracer: _traced_engine(info, tracer))
     return found
 

@@ -9,9 +9,8 @@ A case is decided by seed and number (tests/images/resamples.py), so each can be
 from __future__ import annotations
 
 import argparse
-import collections
+import functools
 import importlib.util
-import json
 import multiprocessing
 import sys
 import time
@@ -20,63 +19,52 @@ from types import ModuleType
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from tests.images.resamples import LARGE_EVERY, case, fails
+from beam_pipeline.images.resize import kernel
+from tests.images.resamples import case, fails
 
 
-def load(path: str) -> ModuleType:
-    """A build of the kernel that isn't the installed one."""
-    spec = importlib.util.spec_from_file_location(Path(path).name.split(".")[0], path)
-    assert spec and spec.loader
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+@functools.cache
+def kernels(paths: tuple[str, ...]) -> list[ModuleType]:
+    """Builds of the kernel in these files; without any that of this installation, if it was compiled."""
+    if not paths:
+        return [module] if (module := kernel()) else []
+    found = []
+    for path in paths:
+        spec = importlib.util.spec_from_file_location(Path(path).name.split(".")[0], path)
+        assert spec and spec.loader
+        found.append(importlib.util.module_from_spec(spec))
+        spec.loader.exec_module(found[-1])
+    return found
 
 
-def installed() -> list[ModuleType]:
-    """The kernel of this installation, if it was compiled."""
-    from beam_pipeline.images.resize import kernel
-
-    module = kernel()
-    return [module] if module else []
-
-
-def work(arguments: argparse.Namespace, worker: int) -> tuple[dict[str, int], list[str]]:
-    """Compare the cases of one worker."""
-    kernels = [load(path) for path in arguments.module] or installed()
-    counts: collections.Counter[str] = collections.Counter()
-    differing: list[str] = []
-    numbers = range(arguments.first + worker, arguments.first + arguments.count, arguments.workers)
-    for number in numbers:
-        some = case(arguments.seed, number)
-        found = fails(some, kernels)
-        counts.update((some.source, some.pixels, *["large"] * (number % LARGE_EVERY == 0)))
-        for line in found:
-            counts["differ"] += 1
-            differing.append(f"{line}: {some}")
-            print(differing[-1], flush=True)
-    return counts, differing
+def differences(seed: int, paths: tuple[str, ...], number: int) -> list[str]:
+    """What each kernel does otherwise than Pillow in a case."""
+    some = case(seed, number)
+    return [f"{line}: {some}" for line in fails(some, kernels(paths))]
 
 
 def main() -> int:
-    """Compare in `--workers` processes and print how many cases of each kind there were."""
+    """Compare in `--workers` processes."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--count", type=int, default=1_000_000, help="cases")
     parser.add_argument("--first", type=int, default=0, help="number of the first case")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--module", action="append", default=[], help="another build of the kernel; repeatable")
-    arguments = parser.parse_args()
-    if not arguments.module and not installed():
+    flags = parser.parse_args()
+    if not kernels(tuple(flags.module)):
         print("error: the resize is not compiled here: install a C compiler, then this package again", file=sys.stderr)
         return 2
-    began = time.monotonic()
-    with multiprocessing.get_context("spawn").Pool(arguments.workers) as workers:
-        parts = workers.starmap(work, [(arguments, worker) for worker in range(arguments.workers)], chunksize=1)
-    counts = sum((collections.Counter(part) for part, _ in parts), collections.Counter())
-    differing = [line for _, lines in parts for line in lines]
-    document = {"cases": dict(counts), "differ": len(differing), "seconds": round(time.monotonic() - began)}
-    print(json.dumps(document, indent=1))
-    return 1 if differing else 0
+    began, found = time.monotonic(), 0
+    numbers = range(flags.first, flags.first + flags.count)
+    with multiprocessing.get_context("spawn").Pool(flags.workers) as workers:
+        compare = functools.partial(differences, flags.seed, tuple(flags.module))
+        for lines in workers.imap_unordered(compare, numbers, chunksize=500):
+            found += len(lines)
+            for line in lines:
+                print(line, flush=True)
+    print(f"{flags.count:,} cases, {found} differ, {time.monotonic() - began:.0f} s")
+    return 1 if found else 0
 
 
 if __name__ == "__main__":

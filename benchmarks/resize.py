@@ -22,7 +22,6 @@ from typing import Any, NamedTuple
 from unittest import mock
 
 import numpy as np
-import reference
 import turns
 from material import images as material
 from PIL import Image
@@ -34,6 +33,7 @@ from beam_pipeline.images import resize
 from reader.augment import random_resized_crop
 from reader.info import ImageInfo
 from reader.pixels import ImageDecoder, decode_pixels
+from tests.images import reference
 
 SIZES = ((500, 224), (500, 160), (1000, 224), (256, 224))  # width of 4:3, side of a square
 STORED = (224, 256, 384, None)

@@ -138,14 +138,12 @@ def asked(url: str, way: str) -> float:
 
 
 def remote(url: str, latency_ms: float, repeats: int) -> None:
-    """The same from gs:// behind a proxy that waits; 32 reads in flight allow 32 / latency single records."""
+    """One class from gs:// behind a proxy that waits, and threads that only fetch."""
     with gs.server() as gcs:
         bucket = gcs.new_bucket()
         gcs.put_folder(bucket, "bench/1.0.0", Path(url))
         with gs.slowed(gcs, latency_ms):
             there = f"gs://{bucket}/bench/1.0.0"
-            cases = {name: Case("selection.numpy", {"url": there, "way": name}) for name in WAYS}
-            print(turns.table(turns.in_turns(cases, 3200, repeats), ("plain",)), flush=True)
             rare = {"url": there, "way": "1 class of 100"}
             two = {"32 reads": Case("selection.requests", rare)}
             two["ours"] = Case("selection.numpy", rare | {"times": RARE_TIMES})
