@@ -27,6 +27,7 @@ from turns import Case
 
 import reader
 from beam_pipeline import storage
+from reader.stream import State
 
 CLASSES, LEAST, MOST = 100, 732, 1300
 TIMES, RARE_TIMES, RARE_IMAGES = 10, 50, 12_800  # a short run would measure what it reads ahead
@@ -104,7 +105,7 @@ def requests(url: str, way: str) -> turns.Reader:
     opened = batches._open()
     run_reader, total = opened.source.reader, opened.source.reader.table.total
     store, pool = storage.open_storage(url), ThreadPoolExecutor(32)
-    windows = batches._windows(opened, 0, 0)
+    windows = batches._windows(opened, State(batches.start, 0))
 
     def read() -> Iterable[int]:
         pieces, images = [], 0
@@ -126,7 +127,7 @@ def asked(url: str, way: str) -> float:
     table = opened.source.reader.table
     size = table.bytes / table.records if not hasattr(table, "size") else None
     fetched = used = drawn = 0.0
-    for window in batches._windows(opened, 0, 0):
+    for window in batches._windows(opened, State(batches.start, 0)):
         numbers = window.numbers % table.total
         pieces, *_ = opened.source.reader.pieces_of(numbers)
         fetched += sum(piece.stop - piece.start for piece in pieces)
