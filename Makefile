@@ -55,9 +55,9 @@ format: $(STAMP) ## Put the code into the one format
 	$(BIN)/ruff format .
 
 bench: $(STAMP) ## Measure writing and reading (an hour), on drawn pictures or on IMAGES=DIR
-	$(BIN)/python benchmarks/plan.py
+	$(BIN)/python benchmarks/scale_write.py --millions 0.1,1
 	$(BIN)/python benchmarks/write.py $(IMAGES)
-	$(BIN)/python benchmarks/write_peers.py --rows here --repeats 3 $(IMAGES)
+	$(BIN)/python benchmarks/write_peers.py --repeats 3 $(IMAGES)
 	$(BIN)/python benchmarks/remote_write.py --repeats 3 $(IMAGES)
 	$(BIN)/python benchmarks/codec.py $(IMAGES)
 	$(BIN)/python benchmarks/peers_read.py --rows ours $(IMAGES)

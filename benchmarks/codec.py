@@ -10,39 +10,36 @@ for RESULTS.md.
 
 from __future__ import annotations
 
-import argparse
 import io
 import statistics
 import sys
 import tempfile
 import time
 import timeit
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
+import turns
 from material import images as material
 from PIL import Image, ImageOps, JpegImagePlugin
-from reference import psnr, resize, ssim
 
 import beam_pipeline
 from beam_pipeline import images
 from beam_pipeline.conversion.decoder import Decoder
 from beam_pipeline.images import ImageOptions, geometry
 from beam_pipeline.images.resize import RESAMPLING
+from tests.images.reference import psnr, resize, ssim
 
 GAPS = (1.0, 1.5, 2.0, 3.0, 4.0)
 
 
 def main() -> None:
     """Measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("images", type=Path, nargs="?")
-    parser.add_argument("--count", type=int, default=40)
+    parser = turns.parser(__doc__, 40, 5)
     parser.add_argument("--large", type=int, default=8)
     parser.add_argument("--megapixels", type=float, default=12)
-    parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--size", type=int, default=224)
     parser.add_argument("--resample", default="bilinear", choices=sorted(RESAMPLING))
     arguments = parser.parse_args()
@@ -58,9 +55,9 @@ def main() -> None:
         photos = [path.read_bytes() for path in sorted(folder.rglob("*.*"))]
     codec, worker = overheads_us()
     print(f"Python beyond Pillow's calls: {codec:.0f} µs per image, with all that a worker does {worker:.0f} µs.")
-    compare("photos", photos, config.image_options, arguments.rounds)
+    compare("photos", photos, config.image_options, arguments.repeats)
     large = [mosaic(photos, number, arguments.megapixels) for number in range(arguments.large)]
-    compare(f"photos of {arguments.megapixels:g} MP", large, config.image_options, arguments.rounds)
+    compare(f"photos of {arguments.megapixels:g} MP", large, config.image_options, arguments.repeats)
 
 
 def mosaic(photos: list[bytes], seed: int, megapixels: float) -> bytes:
@@ -142,20 +139,10 @@ def with_gap(gap: float) -> Callable[[bytes, ImageOptions], bytes]:
     """The codec with another gap."""
 
     def convert(data: bytes, options: ImageOptions) -> bytes:
-        with gap_of(gap):
+        with mock.patch.object(geometry, "REDUCING_GAP", gap):
             return images.convert(data, options).data
 
     return convert
-
-
-@contextmanager
-def gap_of(gap: float) -> Iterator[None]:
-    """Another gap for a while."""
-    kept, geometry.REDUCING_GAP = geometry.REDUCING_GAP, gap
-    try:
-        yield
-    finally:
-        geometry.REDUCING_GAP = kept
 
 
 def overheads_us() -> tuple[float, float]:

@@ -9,9 +9,7 @@ own. Counted is the process' CPU time per image between the two, so without its 
 
 from __future__ import annotations
 
-import argparse
 import json
-import os
 import resource
 import statistics
 import subprocess
@@ -20,12 +18,11 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parent.parent))  # the server that tests use
-
+import gs
 import material
+import turns
 from PIL import Image
 
-from tests import servers
 from tests.servers import Gcs
 
 # List prices in dollars on 2026-11-24. https://cloud.google.com/dataflow/pricing: batch, us-central1, as Apache Beam
@@ -37,18 +34,13 @@ READ = 0.0004 / 1000
 
 def main() -> None:
     """Print a table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("photos", type=Path)
-    parser.add_argument("--count", type=int, default=2000)
-    parser.add_argument("--repeats", type=int, default=3)
-    flags = parser.parse_args()
+    flags = turns.parser(__doc__, 2000, 3).parse_args()
     core_hour, reads = VCPU_HOUR + GB_PER_CORE * GB_HOUR, 1e6 * READ
-    with tempfile.TemporaryDirectory(prefix="imageshards-cost-") as scratch, servers.fake_gcs(Path(os.devnull)) as url:
-        os.environ["STORAGE_EMULATOR_HOST"] = url
+    with tempfile.TemporaryDirectory(prefix="imageshards-cost-") as scratch, gs.server() as gcs:
         print("| a million images of | CPU-hours | of these `cpu_s` of run.json | cores, $ | reads, $ | together, $ |")
         print("|---|---|---|---|---|---|")
-        for name, folder, count in inputs(flags.photos, Path(scratch), flags.count):
-            hours, converting = (seconds * 1e6 / 3600 for seconds in cpu_s_per_image(Gcs(url), folder, count, flags))
+        for name, folder, count in inputs(flags.images, Path(scratch), flags.count):
+            hours, converting = (seconds * 1e6 / 3600 for seconds in cpu_s_per_image(gcs, folder, count, flags.repeats))
             cores = hours * core_hour
             print(f"| {name} | {hours:.2f} | {converting:.2f} | {cores:.2f} | {reads:.2f} | {cores + reads:.2f} |")
 
@@ -65,7 +57,7 @@ def inputs(photos: Path, scratch: Path, count: int) -> Iterator[tuple[str, Path,
         yield name, folder, count // 3
 
 
-def cpu_s_per_image(gcs: Gcs, pictures: Path, count: int, flags: argparse.Namespace) -> tuple[float, float]:
+def cpu_s_per_image(gcs: Gcs, pictures: Path, count: int, repeats: int) -> tuple[float, float]:
     """CPU seconds of the process for each further image, and those that run.json has of it; medians."""
     places = []
     for images in (count, 3 * count):
@@ -75,7 +67,7 @@ def cpu_s_per_image(gcs: Gcs, pictures: Path, count: int, flags: argparse.Namesp
             )
         places.append(f"gs://{bucket}/images")
     found = []
-    for _ in range(flags.repeats):
+    for _ in range(repeats):
         (few, few_told), (many, many_told) = (job(gcs, place) for place in places)
         found.append(((many - few) / (2 * count), (many_told - few_told) / (2 * count)))
     process, told = zip(*found, strict=True)

@@ -6,6 +6,7 @@ import os
 import threading
 import time
 from collections.abc import Iterable, Sequence
+from contextlib import ExitStack
 from typing import Any
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
@@ -16,6 +17,16 @@ import turns
 from stored import BATCH, SHUFFLED, SIZE, stored
 
 DECODING_S = 270e-6  # a 224-pixel JPEG
+_WRAPPED = ExitStack()  # the storage of this process, and of the workers that it forks
+
+
+def delay(latency_ms: float) -> None:
+    """Every request to storage waits from now on."""
+    from beam_pipeline import storage
+    from reader.tools.requests import SlowStorage
+
+    if latency_ms:
+        _WRAPPED.enter_context(storage.wrapped(lambda store: SlowStorage(store, latency_ms / 1000)))
 
 
 def sizes(batches: Iterable[Any], batch: int = BATCH) -> turns.Reader:
@@ -44,7 +55,7 @@ def numpy(url: str, batch: int = BATCH, is_cropped: bool = False, **options: Any
 
 
 def tensorflow(url: str, is_cropped: bool = False) -> turns.Reader:
-    """`train_dataset`; commit aafac01's has the same arguments."""
+    """`train_dataset`."""
     import reader
 
     info = reader.load_info(url)
@@ -119,7 +130,8 @@ def _decode_all(images: Sequence[bytes]) -> None:
         simplejpeg.decode_jpeg(image, buffer=rows[number % len(rows)])
 
 
-def _example(record: Any) -> Any:
+def example(record: Any) -> Any:
+    """Image and class of a serialized Example, as TensorFlow's tutorials parse it."""
     import tensorflow as tf
 
     keys = {"image": tf.io.FixedLenFeature([], tf.string), "class": tf.io.FixedLenFeature([], tf.int64)}
@@ -138,7 +150,7 @@ def tutorial_gzip(pattern: str) -> turns.Reader:
     records = names.interleave(
         lambda name: tf.data.TFRecordDataset(name, compression_type="GZIP"), num_parallel_calls=tf.data.AUTOTUNE
     )
-    examples = records.shuffle(SHUFFLED).map(_example, tf.data.AUTOTUNE).map(as_float, tf.data.AUTOTUNE)
+    examples = records.shuffle(SHUFFLED).map(example, tf.data.AUTOTUNE).map(as_float, tf.data.AUTOTUNE)
     return sizes(examples.batch(1).prefetch(tf.data.AUTOTUNE))
 
 
@@ -147,7 +159,7 @@ def tutorial_plain(pattern: str) -> turns.Reader:
     import tensorflow as tf
 
     records = tf.data.TFRecordDataset(tf.io.gfile.glob(pattern), num_parallel_reads=tf.data.AUTOTUNE)
-    examples = records.shuffle(SHUFFLED).map(_example, num_parallel_calls=tf.data.AUTOTUNE)
+    examples = records.shuffle(SHUFFLED).map(example, num_parallel_calls=tf.data.AUTOTUNE)
     return sizes(examples.batch(BATCH).prefetch(tf.data.AUTOTUNE))
 
 
@@ -164,9 +176,9 @@ def tfds(url: str) -> turns.Reader:
 
 def files(root: str) -> turns.Reader:
     """Individual files from the local disk, at the size that they have."""
-    from image_files import image_files_dataset
+    import tutorial
 
-    return sizes(image_files_dataset(root, batch_size=BATCH, image_size=SIZE))
+    return sizes(tutorial.files_at_once(root, BATCH, SIZE))
 
 
 class StubDecoder:
@@ -212,27 +224,5 @@ def engine(url: str, kind: str, threads: int, batch: int = BATCH) -> turns.Reade
                 labels[int(found[0])] += 1
                 yield len(found)
         assert info.num_classes == 1 or sum(map(bool, labels)) > 1, "labels aren't filled"
-
-    return read
-
-
-def bare_sleep(threads: int, python_s: float) -> turns.Reader:
-    """Threads that do nothing but sleep as decoding takes, and `python_s` of Python for each image."""
-    images = 4096
-
-    def work() -> None:
-        for _ in range(images // threads):
-            time.sleep(DECODING_S)
-            end = time.thread_time() + python_s
-            while python_s and time.thread_time() < end:
-                pass
-
-    def read() -> Iterable[int]:
-        workers = [threading.Thread(target=work) for _ in range(threads)]
-        for worker in workers:
-            worker.start()
-        for worker in workers:
-            worker.join()
-        yield images // threads * threads
 
     return read

@@ -1,16 +1,18 @@
 """Why files in a bucket are read slowly, and what each remedy brings, on files that are here: docs/why.md's figures.
 
-    python benchmarks/experiment.py DATASET PHOTOS [--latency_ms 50] [--images 6400] [--trace PNG] [--json]
+    python benchmarks/experiment.py DATASET PHOTOS [--latency_ms 50] [--images 6400] [--repeats 3]
 
-PHOTOS are the original images in class folders. Every request of our storage layer waits first, single files included.
-Only latency is added: bandwidth stays that of this machine. TensorFlow's own gs:// can't be pointed at anything else,
-so its pipelines read through `tf.numpy_function` over the same layer.
+PHOTOS is a folder of the original images in class folders. It prints results/experiment.json, with what the first and
+the last row do in a second; pictures.py draws it. Every request of our storage layer waits first, also those for single
+files. Only latency is added: bandwidth stays that of this machine. TensorFlow's own gs:// can't be pointed at anything
+else, so its pipelines read through `tf.numpy_function` over the same layer.
 """
 
 from __future__ import annotations
 
 import argparse
 import functools
+import gzip
 import itertools
 import json
 import os
@@ -21,27 +23,28 @@ import tempfile
 import time
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
+import material
 import numpy as np
 import tutorial
-from forms import Forms, write_forms, write_temporary
-from image_files import image_files_dataset
-from traces import Trace, TracedDecoder, Tracer, draw
+from stored import BATCH, SHARDS, SIZE
+from traces import Trace, TracedDecoder, Tracer
+from tutorial import AT_ONCE, decoder
 
 import reader
-from beam_pipeline import storage
+from beam_pipeline import schema, storage
 from beam_pipeline.text import plural
 from reader import order
 from reader.buffers import BufferPool
 from reader.engine import Cursor, Engine
-from reader.info import DatasetInfo, ImageInfo
+from reader.example import ImageFinder
+from reader.info import DatasetInfo
 from reader.machine import cpu_count
-from reader.pixels import ImageDecoder, UndecodableImageError
+from reader.pixels import ImageDecoder
 from reader.rows import RecordRows
 from reader.splits import first_records
 from reader.stream import open_source
@@ -50,13 +53,20 @@ from reader.tools.read import checked_table, read_records
 from reader.tools.requests import Request, SlowStorage
 
 _FILES = 2000  # that a pass reads: 3 s of 32 at a time at 50 ms, and 300 MB of cached pixels
-_AT_ONCE = 32
 _SLOW_S = 3.0  # of waiting in a pass that reads few files at a time: it takes some of them only
 TRAINED_PER_S = 8000  # images, by the accelerator that some rows feed
 ONE_AT_A_TIME, PARALLEL_MAP = "files, one at a time", "files, tf.data's parallel map"
-FILES_AT_ONCE = f"files, {_AT_ONCE} at a time"
-FAIR, OURS = f"files of the stored images, {_AT_ONCE} at a time", "imageshards, train_batches"
+FILES_AT_ONCE = f"files, {AT_ONCE} at a time"
+FAIR, OURS = f"files of the stored images, {AT_ONCE} at a time", "imageshards, train_batches"
 Decode = ImageDecoder | TracedDecoder
+
+
+class Forms(NamedTuple):
+    """The same images in several forms: a folder of class folders with a file an image, and shards."""
+
+    files: Path
+    plain: list[Path]
+    zipped: list[Path]
 
 
 def main() -> None:
@@ -66,61 +76,66 @@ def main() -> None:
     parser.add_argument("photos")
     parser.add_argument("--latency_ms", type=float, default=50)
     parser.add_argument("--images", type=int, default=6400)
-    parser.add_argument("--image_size", type=int, default=224)
-    parser.add_argument("--batch_size", type=int, default=64)
     parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--trace", help="draw what the first and the last row do in a second")
-    parser.add_argument("--json", action="store_true")
     flags = parser.parse_args()
-    info = reader.load_info(flags.dataset)
-    result, traces = experiment(info, flags)
-    if flags.trace:
-        draw(traces).savefig(flags.trace, dpi=110, format="png")
-    document = result.as_json() | ({"traces": [trace.as_json() for trace in traces]} if traces else {})
-    print(json.dumps(document) if flags.json else result)
+    result, traces = experiment(reader.load_info(flags.dataset), flags)
+    print(json.dumps(result.as_json() | {"traces": [trace.as_json() for trace in traces]}))
 
 
 def experiment(info: DatasetInfo, flags: argparse.Namespace) -> tuple[BenchResult, list[Trace]]:
-    """Read images in ways from the slowest to ours, with a latency on each request; the traces if there are to be."""
+    """Read images in ways from the slowest to ours, with a latency on each request."""
     split = first_records(info.ranges("train"), flags.images)
     with tempfile.TemporaryDirectory(prefix="imageshards-experiment-") as scratch:
         table = checked_table(info, split, np.arange(info.records(split)))
         records = list(read_records(table, lambda _, record: record))
         forms = write_forms(info, records, Path(scratch))
-        size, batch = flags.image_size, min(flags.batch_size, len(records))
-        folder = Path(scratch) / "originals"
-        _copy(flags.photos, folder, min(_FILES, len(records)))
+        folder = str(material.images(Path(flags.photos), Path(scratch), min(_FILES, len(records))))
         requests: list[Request] = []
         with storage.wrapped(lambda store: SlowStorage(store, flags.latency_ms / 1000, requests.append)):
-            rows = ways(info, split, forms, str(folder), flags.latency_ms, size, batch)
+            rows = ways(info, split, forms, folder, flags.latency_ms)
             for repeat, row in itertools.product(range(flags.repeats), rows):
                 print(f"repeat {repeat + 1} of {flags.repeats}: {row.name}", file=sys.stderr)
                 row.passes.append(read_pass(row.open(), sys.maxsize, requests))
-        originals = list_files(str(folder))
-        traces = _traces(info, "train", originals, flags.latency_ms, size, batch) if flags.trace else []
+        traces = _traces(info, list_files(folder), flags.latency_ms)
     conditions = {**vars(flags), "dataset": info.url, "images": len(records), "left_out": {}, "cores": cpu_count()}
-    title = f"{info.name} {info.version}, {size} px, {plural(cpu_count(), 'core')}, {flags.latency_ms:g} ms a request"
+    conditions |= {"image_size": SIZE, "batch_size": BATCH}
+    title = f"{info.name} {info.version}, {SIZE} px, {plural(cpu_count(), 'core')}, {flags.latency_ms:g} ms a request"
     return BenchResult(title, conditions, rows), traces
+
+
+def write_forms(info: DatasetInfo, records: Sequence[bytes], scratch: Path) -> Forms:
+    """Write records of a dataset into an empty folder, in other forms."""
+    forms = Forms(scratch / "files", [], [])
+    for number, (image, label) in enumerate(map(ImageFinder(info.image_key, info.class_key), records)):
+        path = forms.files / f"{label:06d}" / f"{number:08d}.jpg"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(image)
+    for number in range(min(SHARDS, len(records))):
+        data = b"".join(map(schema.frame, records[number::SHARDS]))
+        for paths, name, content in ((forms.plain, "plain", data), (forms.zipped, "gzip", gzip.compress(data, 6))):
+            paths.append(scratch / f"{name}-{number:05d}")
+            paths[-1].write_bytes(content)
+    return forms
 
 
 # --- the rows
 
 
-def ways(
-    info: DatasetInfo, split: str, forms: Forms, folder: str, latency_ms: float, size: int, batch: int
-) -> list[Row]:
+def ways(info: DatasetInfo, split: str, forms: Forms, folder: str, latency_ms: float) -> list[Row]:
     """Every way to read; `folder` has the original images in class folders, `forms` the records in other forms."""
     originals = random.Random(0).sample(found := list_files(folder), len(found))  # few of them are of all classes
     stored = list_files(str(forms.files))[: len(originals)]
     few = max(16, int(1000 * _SLOW_S / max(1.0, latency_ms)))
-    step_s = batch / TRAINED_PER_S
+    step_s = BATCH / TRAINED_PER_S
     cache_folder = str(forms.files.parent / "cache")
+    memory, disk = "", f"{cache_folder}/images"
     filled: dict[str, Any] = {}  # datasets whose caches are
 
     def first_epoch(cache: str) -> Batches:
         shutil.rmtree(cache_folder, ignore_errors=True)
         filled.pop(cache, None)
-        dataset = image_files_dataset(folder, batch_size=batch, image_size=size, cache=cache)
+        os.makedirs(cache_folder)
+        dataset = tutorial.files_at_once(folder, BATCH, SIZE, cache)
 
         def read() -> Batches:
             yield from _sizes(dataset)
@@ -133,50 +148,37 @@ def ways(
             sys.exit("the first epoch of cached files takes more than 10 s: give fewer --images")
         return _sizes(filled[cache])
 
-    plain = functools.partial(tutorial.shards, info, forms.plain, size, batch)
-    zipped = functools.partial(tutorial.shards, info, forms.zipped, size, batch, is_gzip=True)
+    plain = functools.partial(tutorial.shards, forms.plain, BATCH)
+    zipped = functools.partial(tutorial.shards, forms.zipped, BATCH, is_gzip=True)
     fed = f"plain shards, interleave, {1000 * step_s:g} ms of training a batch"
     opens: dict[str, Callable[[], Batches]] = {
-        ONE_AT_A_TIME: lambda: one_at_a_time(originals[:few], decoder(size)),
-        PARALLEL_MAP: lambda: _sizes(tutorial.files(originals[: few * cpu_count()], batch, decoder(size))),
-        FILES_AT_ONCE: lambda: at_once(originals, decoder(size)),
-        FAIR: lambda: at_once(stored, decoder(size)),
-        "files cached in memory, first epoch": lambda: first_epoch("memory"),
-        "files cached in memory, second epoch": lambda: second_epoch("memory"),
-        "files cached on disk, first epoch": lambda: first_epoch(cache_folder),
-        "files cached on disk, second epoch": lambda: second_epoch(cache_folder),
+        ONE_AT_A_TIME: lambda: at_once(originals[:few], decoder(SIZE), 1),
+        PARALLEL_MAP: lambda: _sizes(tutorial.files(originals[: few * cpu_count()], BATCH, decoder(SIZE))),
+        FILES_AT_ONCE: lambda: at_once(originals, decoder(SIZE)),
+        FAIR: lambda: at_once(stored, decoder(SIZE)),
+        "files cached in memory, first epoch": lambda: first_epoch(memory),
+        "files cached in memory, second epoch": lambda: second_epoch(memory),
+        "files cached on disk, first epoch": lambda: first_epoch(disk),
+        "files cached on disk, second epoch": lambda: second_epoch(disk),
         "GZIP shards, one after the other": lambda: _sizes(zipped(interleaved=1)),
         "GZIP shards, interleave": lambda: _sizes(zipped()),
         "plain shards, one after the other": lambda: _sizes(plain(interleaved=1)),
         "plain shards, interleave": lambda: _sizes(plain()),
         f"{fed}, no prefetch": lambda: _sizes(plain(prefetch=False), step_s),
         f"{fed}, prefetch": lambda: _sizes(plain(), step_s),
-        OURS: lambda: ours(info, split, size, batch),
+        OURS: lambda: ours(info, split, SIZE, BATCH),
     }
     return [Row(name, open, expected_s=0.0) for name, open in opens.items()]
 
 
-def decoder(size: int) -> ImageDecoder:
-    """Of images of any size and format."""
-    return ImageDecoder(ImageInfo("jpeg", 3, None, None, (), ()), size)
-
-
-def one_at_a_time(files: Sequence[str], decode: Decode) -> Batches:
-    """Read an image, decode it, read the next."""
-    read, row = storage.open_storage(files[0]).read, np.empty(decode.shape, np.uint8)
-    for file in files:
-        decode(read(file), row, 0)
-        yield 1
-
-
-def at_once(files: Sequence[str], decode: Decode) -> Batches:
-    """The same in 32 threads."""
+def at_once(files: Sequence[str], decode: Decode, count: int = AT_ONCE) -> Batches:
+    """Read and decode images, each in one of so many threads."""
     read = storage.open_storage(files[0]).read
 
     def load(file: str) -> None:
         decode(read(file), np.empty(decode.shape, np.uint8), 0)
 
-    with ThreadPoolExecutor(_AT_ONCE) as threads:
+    with ThreadPoolExecutor(count) as threads:
         try:
             for _ in threads.map(load, files):
                 yield 1
@@ -196,32 +198,12 @@ def _sizes(batches: Iterable[Any], step_s: float = 0) -> Batches:
         yield len(batch[0])
 
 
-def _copy(against: str, folder: Path, count: int) -> None:
-    """So many images of class folders, evenly drawn or again and again, in local ones; those that decode."""
-    files, decode = list_files(storage.normalize(against)), decoder(32)
-    store = storage.open_storage(files[0])
-
-    def copy(number: int) -> None:
-        file = files[number * len(files) // count if len(files) > count else number % len(files)]
-        label, encoded = file.removeprefix(storage.normalize(against) + "/").partition("/")[0], store.read(file)
-        with suppress(UndecodableImageError):
-            decode(encoded, np.empty(decode.shape, np.uint8), 0)
-            write_temporary(folder / label / f"{number:06d}{os.path.splitext(file)[1]}", encoded)
-
-    with ThreadPoolExecutor(_AT_ONCE) as threads:
-        list(threads.map(copy, range(count)))
-    if not any(folder.iterdir()):
-        sys.exit(f"{against}: none of the images there decodes")
-
-
 # --- measuring
 
 
-def _traces(
-    info: DatasetInfo, split: str, files: Sequence[str], latency_ms: float, size: int, batch: int
-) -> list[Trace]:
+def _traces(info: DatasetInfo, files: Sequence[str], latency_ms: float) -> list[Trace]:
     """What the first and the last row do in their first second, while an accelerator trains on their batches."""
-    step_s, found = batch / TRAINED_PER_S, []
+    found = []
 
     def traced(name: str, open: Callable[[Tracer], Batches]) -> None:
         tracer = Tracer()
@@ -230,21 +212,21 @@ def _traces(
             tracer.add("reads", one.begin, one.end)
 
         with storage.wrapped(lambda store: SlowStorage(store, latency_ms / 1000, saw)):
-            found.append(tracer.record(name, open(tracer), batch, step_s))
+            found.append(tracer.record(name, open(tracer), BATCH, BATCH / TRAINED_PER_S))
 
-    traced(ONE_AT_A_TIME, lambda tracer: one_at_a_time(files, TracedDecoder(decoder(size), tracer)))
-    traced(OURS, lambda tracer: _traced_engine(info, split, size, batch, tracer))
+    traced(ONE_AT_A_TIME, lambda tracer: at_once(files, TracedDecoder(decoder(SIZE), tracer), 1))
+    traced(OURS, lambda tracer: _traced_engine(info, tracer))
     return found
 
 
-def _traced_engine(info: DatasetInfo, split: str, size: int, batch: int, tracer: Tracer) -> Batches:
+def _traced_engine(info: DatasetInfo, tracer: Tracer) -> Batches:
     """What `train_batches` reads, with a decoder that is watched."""
-    batches = reader.train_batches(info, split, global_batch_size=batch, image_size=size)
-    source = open_source(info, split)
+    batches = reader.train_batches(info, "train", global_batch_size=BATCH, image_size=SIZE)
+    source = open_source(info, "train")
     cursor = Cursor(order.train_windows(order.each_once(source.reader.table.first), batches.start, 0))
-    rows = RecordRows(info, TracedDecoder(ImageDecoder(info.image, size), tracer), {})  # type: ignore[arg-type]
+    rows = RecordRows(info, TracedDecoder(ImageDecoder(info.image, SIZE), tracer), {})  # type: ignore[arg-type]
     tracer.restart()
-    with Engine(source, rows, cursor, [batch] * len(batches), threads=cpu_count(), pool=BufferPool()) as engine:
+    with Engine(source, rows, cursor, [BATCH] * len(batches), threads=cpu_count(), pool=BufferPool()) as engine:
         for _ in range(len(batches)):
             yield len(engine.next_batch().labels)
 

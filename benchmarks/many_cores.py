@@ -4,14 +4,10 @@
 
 First decoding is replaced by nothing: CPU µs per record from the page cache, all else included. Then by a sleep of
 270 µs, in which other threads run as they do while libjpeg-turbo decodes: sleeping threads stand for cores that this
-machine lacks. Beside it a bare loop of as many threads with the same sleep, alone and with 14 µs of Python for each
-image: no reader in Python can be faster. A sleep takes some 60 µs longer than it is told, here as there.
+machine lacks. A sleep takes some 60 µs longer than it is told.
 """
 
 from __future__ import annotations
-
-import argparse
-from pathlib import Path
 
 import material
 import turns
@@ -19,30 +15,17 @@ from turns import Case
 
 
 def main() -> None:
-    """Print two tables."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("images", type=Path, nargs="?")
-    parser.add_argument("--count", type=int, default=20_480)
-    parser.add_argument("--repeats", type=int, default=5)
+    """Print a table."""
+    parser = turns.parser(__doc__, 20_480, 5)
     parser.add_argument("--threads", default="2,8,16,32")
     flags = parser.parse_args()
-    counts = [int(text) for text in flags.threads.split(",")]
     url, _ = material.kept(flags.images, flags.count)
-    nothing = {
-        f"nothing decoded, batch {batch}": Case(
-            "doors.engine", {"url": url, "kind": "nothing", "threads": 2, "batch": batch}
-        )
-        for batch in (64, 1024)
-    }
-    print(turns.table(turns.in_turns(nothing, flags.count, flags.repeats), ()))
-    print()
-    for threads in counts:
-        cases = {
-            f"{threads} threads, a sleep": Case("doors.engine", {"url": url, "kind": "sleep", "threads": threads}),
-            f"{threads} threads, bare": Case("doors.bare_sleep", {"threads": threads, "python_s": 0.0}),
-            f"{threads} threads, bare + 14 µs": Case("doors.bare_sleep", {"threads": threads, "python_s": 14e-6}),
-        }
-        print(turns.table(turns.in_turns(cases, flags.count, flags.repeats), ()), flush=True)
+    nothing = {"url": url, "kind": "nothing", "threads": 2}
+    cases = {f"nothing decoded, batch {n}": Case("doors.engine", {**nothing, "batch": n}) for n in (64, 1024)}
+    for threads in map(int, flags.threads.split(",")):
+        case = Case("doors.engine", {"url": url, "kind": "sleep", "threads": threads})
+        cases[f"{threads} threads, a sleep"] = case
+    print(turns.table(turns.in_turns(cases, flags.count, flags.repeats), ()))
 
 
 if __name__ == "__main__":

@@ -8,8 +8,11 @@ import shutil
 import sys
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+
+sys.path.insert(0, str(Path(__file__).parent.parent))  # some programs use the servers of the tests
 
 import beam_pipeline
 from beam_pipeline.sample_data import draw_folder
@@ -32,7 +35,7 @@ def images(given: Path | None, scratch: Path, count: int) -> Path:
     target = scratch / "images"
     files = sorted(path for path in given.rglob("*") if path.suffix.lower() in SUFFIXES)
     for number in range(count):
-        path = files[number % len(files)]
+        path = files[number * len(files) // count if count < len(files) else number % len(files)]
         link = target / path.parent.name / f"{number // len(files):04d}_{path.name}"
         link.parent.mkdir(parents=True, exist_ok=True)
         try:
@@ -42,11 +45,10 @@ def images(given: Path | None, scratch: Path, count: int) -> Path:
     return target
 
 
-def dataset(source: Path, scratch: Path) -> str:
-    """A published dataset of a folder of images, with default flags."""
-    manifest = beam_pipeline.run(
-        beam_pipeline.Config(input=str(source), output=str(scratch / "datasets"), name="bench")
-    )
+def dataset(source: Path, scratch: Path, **flags: Any) -> str:
+    """A published dataset of a folder of images; `flags` are fields of `Config`."""
+    places = {"input": str(source), "output": str(scratch / "datasets"), "name": "bench"}
+    manifest = beam_pipeline.run(beam_pipeline.Config(**places, **flags))
     assert manifest is not None
     return manifest.url
 

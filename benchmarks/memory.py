@@ -20,6 +20,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -147,10 +148,9 @@ def watch(command: Sequence[str], log: Path, environment: Mapping[str, str] | No
     job = processes.start(command, log, environment)
     samples, rss, pss = 0, 0, 0
     while job.poll() is None:
-        tree = _tree(job.pid)
-        rss = max(rss, sum(_rss(process) for process in tree))
+        rss = max(rss, _held(job.pid, "rss"))
         if samples % _PSS_EVERY == 0:
-            pss = max(pss, sum(_pss(process) for process in tree))
+            pss = max(pss, _held(job.pid, "pss"))
         samples += 1
         time.sleep(_EVERY_S)
     seconds = time.monotonic() - started
@@ -161,27 +161,15 @@ def watch(command: Sequence[str], log: Path, environment: Mapping[str, str] | No
     return Usage(rss, pss, seconds, after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
 
 
-def _tree(process_id: int) -> list[psutil.Process]:
-    try:
+def _held(process_id: int, kind: str) -> int:
+    """Bytes of a process and its children; 0 for those that have ended."""
+    total = 0
+    with suppress(psutil.NoSuchProcess):
         leader = psutil.Process(process_id)
-        return [leader, *leader.children(recursive=True)]
-    except psutil.NoSuchProcess:
-        return []
-
-
-def _rss(process: psutil.Process) -> int:
-    try:
-        return int(process.memory_info().rss)
-    except psutil.Error:
-        return 0
-
-
-def _pss(process: psutil.Process) -> int:
-    try:
-        with open(f"/proc/{process.pid}/smaps_rollup") as lines:
-            return sum(int(line.split()[1]) for line in lines if line.startswith("Pss:")) * 1024
-    except (OSError, ProcessLookupError):
-        return 0
+        for process in (leader, *leader.children(recursive=True)):
+            with suppress(psutil.Error):
+                total += getattr(process.memory_info() if kind == "rss" else process.memory_full_info(), kind)
+    return total
 
 
 if __name__ == "__main__":

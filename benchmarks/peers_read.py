@@ -1,4 +1,4 @@
-"""Our doors beside a ceiling, the reader before and other libraries: the same stored bytes, 224 px, batch 64, shuffled.
+"""Our doors beside a ceiling and other libraries: the same stored bytes, 224 px, batch 64, shuffled.
 
     benchmarks/peers_env.sh                                   # the other libraries, once
     python benchmarks/peers_read.py [IMAGES] [--count 20480] [--repeats 7] [--only NAME,…] [--rows ours|peers|all]
@@ -7,16 +7,13 @@ IMAGES is a folder of class folders (drawn pictures without); its files are repe
 for other formats too, into build/bench. A library that isn't installed has a row that says so.
 
 Base is `tf.io.decode_jpeg` of the same bytes from memory in a batched map, the better of two ways, turn by turn. `bare`
-is simplejpeg in a thread a core on the same bytes in memory. `aafac01` is the reader of that commit.
+is simplejpeg in a thread a core on the same bytes in memory.
 """
 
 from __future__ import annotations
 
-import argparse
-import io
 import subprocess
 import sys
-import tarfile
 import zlib
 from pathlib import Path
 
@@ -30,15 +27,11 @@ from beam_pipeline import schema
 ROOT = Path(__file__).parent.parent
 PEERS = ROOT / "build" / "peers" / ".venv" / "bin" / "python"
 MISSING = ROOT / "build" / "peers" / "missing.txt"
-BEFORE = "aafac01"
 CEILINGS = ("ceiling", "ceiling, AUTOTUNE")
 PAIRS = (
     ("NumPy", "bare"),
     ("PyTorch", "NumPy"),
     ("JAX", "NumPy"),
-    ("TensorFlow", BEFORE),
-    ("TensorFlow, random crop", f"{BEFORE}, random crop"),
-    ("NumPy, random crop", f"{BEFORE}, random crop"),
     ("NumPy", f"FFCV, {WORKERS} workers"),
     ("NumPy, random crop", f"FFCV, {WORKERS} workers, random crop"),
 )
@@ -47,17 +40,14 @@ FORMS = {"webdataset": "tars", "streaming": "mds", "grain": "array_record", "ffc
 
 def main() -> None:
     """Print a table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("images", type=Path, nargs="?")
-    parser.add_argument("--count", type=int, default=20_480)
-    parser.add_argument("--repeats", type=int, default=7)
+    parser = turns.parser(__doc__, 20_480, 7)
     parser.add_argument("--rows", choices=("ours", "peers", "all"), default="all")
     parser.add_argument("--only", default="", help="parts of names, separated by commas; the ceilings are always read")
     flags = parser.parse_args()
     url, folder = material.kept(flags.images, flags.count)
     cases = ceilings(str(folder))
     if flags.rows != "peers":
-        cases |= ours(url) | before(url)
+        cases |= ours(url)
     if flags.rows != "ours":
         cases |= tensorflows(url, folder) | individual_files(flags.images) | peers(url, folder)
     wanted = (*CEILINGS, *(part.strip() for part in flags.only.split(",") if part)) if flags.only else ("",)
@@ -88,21 +78,6 @@ def ours(url: str) -> dict[str, Case]:
         "JAX": Case("doors.jax", {"url": url}),
         "TensorFlow, random crop": Case("doors.tensorflow", {"url": url, "is_cropped": True}),
         "NumPy, random crop": Case("doors.numpy", {"url": url, "is_cropped": True}),
-    }
-
-
-def before(url: str) -> dict[str, Case]:
-    """The reader as it was, from this repository's history."""
-    target = ROOT / "build" / BEFORE
-    if not (target / "reader").exists():
-        archive = subprocess.run(
-            ["git", "archive", BEFORE, "reader", "beam_pipeline"], cwd=ROOT, capture_output=True, check=True
-        )
-        with tarfile.open(fileobj=io.BytesIO(archive.stdout)) as tar:
-            tar.extractall(target, filter="data")
-    return {
-        BEFORE: Case("doors.tensorflow", {"url": url}, path=str(target)),
-        f"{BEFORE}, random crop": Case("doors.tensorflow", {"url": url, "is_cropped": True}, path=str(target)),
     }
 
 

@@ -1,6 +1,6 @@
 """The pictures of the documents: `python benchmarks/pictures.py` writes docs/images.
 
-What they show was measured elsewhere: `benchmarks/results/experiment.json` is what `benchmarks/experiment.py --json`
+What they show was measured elsewhere: `benchmarks/results/experiment.json` is what `benchmarks/experiment.py`
 printed, and the local readers are those of `benchmarks/results/reading.json`. The shuffles are
 computed here, by the reader's own order. Charts are SVGs in two versions, for pages in light and in dark.
 """
@@ -33,8 +33,7 @@ IMAGES = HERE.parent / "docs" / "images"
 EXPERIMENT, READING = (HERE / "results" / f"{name}.json" for name in ("experiment", "reading"))
 WIDTH = 5.0  # inches: letters of 10 points are still 10 pixels high on a telephone of 390
 
-OURS, OTHERS, IDLE = "#2f7fc1", "#8a94a0", "#d9825b"
-TRAINS, PREPARES = "#7b61b8", "#3a9a5b"
+OURS, OTHERS = "#2f7fc1", "#8a94a0"
 INK = {"light": "#1f2328", "dark": "#e6edf3"}
 # Rows of the local table: as it names them → as the chart does.
 LOCAL = {
@@ -64,7 +63,6 @@ def main() -> None:
         "latency": lambda: latency(rates, measured["latency_ms"]),
         "remedies": lambda: remedies(rates),
         "shuffle": lambda: shuffle(*orders),
-        "pipelining": pipelining,
         "trace": lambda: draw(traces, WIDTH),
     }
     IMAGES.mkdir(exist_ok=True)
@@ -243,33 +241,6 @@ def shuffle(buffer: np.ndarray[Any, Any], reader_s: np.ndarray[Any, Any]) -> Fig
         axes.set_xlabel("handed out as, thousands")
         axes.set_box_aspect(1)
     figure.axes[0].set_ylabel("image of the sorted folders")
-    return figure
-
-
-def pipelining() -> Figure:
-    """The CPU prepares batches and the accelerator trains on them: in turns, or at the same time."""
-    figure = Figure(figsize=(WIDTH, 3.4), layout="constrained")
-    prepares, trains = 3, 2
-    turns = [(batch * (prepares + trains), batch * (prepares + trains) + prepares) for batch in range(3)]
-    ahead = [(batch * prepares, (batch + 1) * prepares) for batch in range(5)]
-    end = 5 * prepares
-    ways = {"without prefetch: in turns": turns, "with prefetch: at the same time": ahead}
-    for axes, (title, begun) in zip(axes_of(figure, nrows=2, sharex=True), ways.items(), strict=True):
-        axes.axhspan(-0.35, 0.35, color=IDLE, alpha=0.35, linewidth=0)
-        axes.axhspan(0.65, 1.35, color=IDLE, alpha=0.35, linewidth=0)
-        for number, (begin, ready) in enumerate(begun, start=1):
-            for row, start, length, colour in ((0, begin, prepares, PREPARES), (1, ready, trains, TRAINS)):
-                axes.broken_barh([(start, length)], (row - 0.35, 0.7), color=colour, linewidth=0)
-                if start + length <= end:
-                    axes.text(start + length / 2, row, f"{number}", ha="center", va="center", color="white")
-        axes.set_yticks([0, 1], ["CPU prepares", "accelerator\ntrains"])
-        axes.set_ylim(1.5, -0.5)
-        axes.set_xlim(0, end)
-        axes.set_xticks([])
-        axes.spines[["bottom", "left"]].set_visible(False)
-        axes.tick_params(left=False)
-        axes.set_title(title, loc="left", fontweight="bold")
-    figure.axes[1].set_xlabel("time; pale: idle; the numbers are batches")
     return figure
 
 

@@ -7,10 +7,6 @@ IMAGES and `--count` as in peers_read.py. From the local disk, then with 50 ms b
 
 from __future__ import annotations
 
-import argparse
-from contextlib import ExitStack
-from pathlib import Path
-
 import doors
 import material
 import turns
@@ -18,20 +14,11 @@ from stored import BATCH
 from turns import Case
 
 WORKERS = {0: (0, 2), 50: (2, 8)}  # by ms of latency
-FORKED: ExitStack = ExitStack()  # the wrapped storage of this process, and of the workers that it forks
-
-
-def _delay(latency_ms: int) -> None:
-    from beam_pipeline import storage
-    from reader.tools.requests import SlowStorage
-
-    if latency_ms:
-        FORKED.enter_context(storage.wrapped(lambda store: SlowStorage(store, latency_ms / 1000)))
 
 
 def stream(url: str, latency_ms: int) -> turns.Reader:
     """A `DataLoader` over `as_torch`."""
-    _delay(latency_ms)
+    doors.delay(latency_ms)
     return doors.torch(url)
 
 
@@ -41,7 +28,7 @@ def lookup(url: str, latency_ms: int, workers: int) -> turns.Reader:
 
     import reader
 
-    _delay(latency_ms)
+    doors.delay(latency_ms)
     torch.set_num_threads(1)  # as PyTorch does in workers: more wait actively while others collate a batch
     records = reader.records(url, "train", features=[])
     loader = torch.utils.data.DataLoader(
@@ -52,11 +39,7 @@ def lookup(url: str, latency_ms: int, workers: int) -> turns.Reader:
 
 def main() -> None:
     """Measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("images", nargs="?", type=Path)
-    parser.add_argument("--count", type=int, default=5120)
-    parser.add_argument("--repeats", type=int, default=7)
-    flags = parser.parse_args()
+    flags = turns.parser(__doc__, 5120, 7).parse_args()
     url, _ = material.kept(flags.images, flags.count)
     print(f"{flags.count:,} images a turn, {flags.repeats} turns")
     for latency_ms, numbers in WORKERS.items():

@@ -1,6 +1,6 @@
 """The compiled resize compared with Pillow's: alone, in the codec, and in the reader's random crops.
 
-    python benchmarks/resize.py [IMAGES] [--count 100] [--rounds 9]
+    python benchmarks/resize.py [IMAGES] [--count 100] [--repeats 9]
 
 IMAGES is a folder of photos (drawn pictures without). The ways run in turns in one thread; CPU µs per image, median
 (least – most), and the quality of the result compared with a resize in float64. Their pixels are compared, too. It
@@ -9,7 +9,6 @@ prints Markdown for RESULTS.md.
 
 from __future__ import annotations
 
-import argparse
 import io
 import statistics
 import sys
@@ -23,9 +22,10 @@ from typing import Any, NamedTuple
 from unittest import mock
 
 import numpy as np
-import reference
+import turns
 from material import images as material
 from PIL import Image
+from turns import spread
 
 import beam_pipeline
 from beam_pipeline import images
@@ -33,6 +33,7 @@ from beam_pipeline.images import resize
 from reader.augment import random_resized_crop
 from reader.info import ImageInfo
 from reader.pixels import ImageDecoder, decode_pixels
+from tests.images import reference
 
 SIZES = ((500, 224), (500, 160), (1000, 224), (256, 224))  # width of 4:3, side of a square
 STORED = (224, 256, 384, None)
@@ -47,11 +48,7 @@ class Task(NamedTuple):
 
 def main() -> None:
     """Measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("images", type=Path, nargs="?")
-    parser.add_argument("--count", type=int, default=100)
-    parser.add_argument("--rounds", type=int, default=9)
-    given = parser.parse_args()
+    given = turns.parser(__doc__, 100, 9).parse_args()
     if not resize.kernel():
         sys.exit("the resize isn't compiled: install a C compiler, then `make setup`")
     with tempfile.TemporaryDirectory(prefix="imageshards-bench-") as scratch:
@@ -60,15 +57,15 @@ def main() -> None:
     print("| | Pillow, µs | compiled, µs | times as fast | dB |\n|---|---|---|---|---|")
     for width, side in SIZES:
         tasks = [alone(data, width, side) for data in photos[:20]]
-        compare(f"resize {width}×{width * 3 // 4} → {side}", tasks, given.rounds)
+        compare(f"resize {width}×{width * 3 // 4} → {side}", tasks, given.repeats)
     options = options_of(224)
-    compare("file → JPEG of 224", [Task(partial(images.convert, data, options)) for data in photos], given.rounds)
+    compare("file → JPEG of 224", [Task(partial(images.convert, data, options)) for data in photos], given.repeats)
     for stored in STORED:
         tasks = [crop(images.convert(data, options_of(stored)), seed) for seed, data in enumerate(photos)]
-        compare(f"random crop → 224, stored {stored or 'as it is'}", tasks, given.rounds)
+        compare(f"random crop → 224, stored {stored or 'as it is'}", tasks, given.repeats)
     print("\n| scratch memory off a multiple of 32 bytes by | 0, µs | 1, µs | 16, µs |\n|---|---|---|---|")
     for stored in filter(None, STORED):
-        offsets(stored, [images.convert(data, options_of(stored)).data for data in photos], given.rounds)
+        offsets(stored, [images.convert(data, options_of(stored)).data for data in photos], given.repeats)
 
 
 def options_of(size: int | None) -> images.ImageOptions:
@@ -120,7 +117,7 @@ def compare(title: str, tasks: Sequence[Task], rounds: int) -> None:
     pairs = zip(tasks, results[True], strict=True)
     db = [reference.psnr(np.asarray(result), task.exact()) for task, result in pairs if task.exact]
     ratios = [slow / fast for slow, fast in zip(us[False], us[True], strict=True)]
-    figures = (spread(us[False]), spread(us[True]), spread(ratios, 2), f"{statistics.fmean(db):.1f}" if db else "")
+    figures = (spread(us[False]), spread(us[True]), spread(ratios, ".2f"), f"{statistics.fmean(db):.1f}" if db else "")
     print(f"| {title} | {' | '.join(figures)} |", flush=True)
 
 
@@ -143,12 +140,6 @@ def offsets(side: int, encoded: Sequence[bytes], rounds: int) -> None:
 def by(compiled: bool) -> AbstractContextManager[object]:
     """In this block the compiled resize is used, or Pillow's."""
     return nullcontext() if compiled else mock.patch.object(resize, "kernel", lambda: None)
-
-
-def spread(values: Sequence[float], digits: int = 0) -> str:
-    """Median (least – most)."""
-    low, middle, high = (f"{value:,.{digits}f}" for value in (min(values), statistics.median(values), max(values)))
-    return f"{middle} ({low} – {high})"
 
 
 if __name__ == "__main__":

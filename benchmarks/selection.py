@@ -10,9 +10,7 @@ takes of a split string that names the dataset so often that it has so many reco
 
 from __future__ import annotations
 
-import argparse
 import os
-import sys
 import tempfile
 import time
 from collections.abc import Iterable
@@ -20,18 +18,16 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).parent.parent))  # the server that tests use
-
+import gs
 import material
 import numpy as np
-import remote_read
 import turns
 from stored import BATCH, SIZE
 from turns import Case
 
 import reader
 from beam_pipeline import storage
-from tests import servers
+from reader.stream import State
 
 CLASSES, LEAST, MOST = 100, 732, 1300
 TIMES, RARE_TIMES, RARE_IMAGES = 10, 50, 12_800  # a short run would measure what it reads ahead
@@ -48,11 +44,8 @@ WAYS: dict[str, dict[str, Any]] = {
 
 def main() -> None:
     """Print tables."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("images", type=Path, nargs="?")
-    parser.add_argument("--repeats", type=int, default=7)
+    parser = turns.parser(__doc__, 20_350, 7)
     parser.add_argument("--latency_ms", type=float, default=50)
-    parser.add_argument("--count", type=int, default=20_350)
     parser.add_argument("--first_batch", type=int, nargs="+", metavar="RECORDS")
     flags = parser.parse_args()
     url = dataset(flags.images, flags.count)
@@ -112,7 +105,7 @@ def requests(url: str, way: str) -> turns.Reader:
     opened = batches._open()
     run_reader, total = opened.source.reader, opened.source.reader.table.total
     store, pool = storage.open_storage(url), ThreadPoolExecutor(32)
-    windows = batches._windows(opened, 0, 0)
+    windows = batches._windows(opened, State(batches.start, 0))
 
     def read() -> Iterable[int]:
         pieces, images = [], 0
@@ -134,7 +127,7 @@ def asked(url: str, way: str) -> float:
     table = opened.source.reader.table
     size = table.bytes / table.records if not hasattr(table, "size") else None
     fetched = used = drawn = 0.0
-    for window in batches._windows(opened, 0, 0):
+    for window in batches._windows(opened, State(batches.start, 0)):
         numbers = window.numbers % table.total
         pieces, *_ = opened.source.reader.pieces_of(numbers)
         fetched += sum(piece.stop - piece.start for piece in pieces)
@@ -146,22 +139,16 @@ def asked(url: str, way: str) -> float:
 
 
 def remote(url: str, latency_ms: float, repeats: int) -> None:
-    """The same from gs:// behind a proxy that waits; 32 reads in flight allow 32 / latency single records."""
-    with tempfile.TemporaryDirectory(prefix="imageshards-select-") as folder:
-        log = remote_read.log(folder)
-        with servers.fake_gcs(log) as server:
-            gcs = servers.Gcs(server, log)
-            bucket = gcs.new_bucket()
-            gcs.put_folder(bucket, "bench/1.0.0", Path(url))
-            with remote_read.slowed(server, latency_ms) as proxy:
-                os.environ["STORAGE_EMULATOR_HOST"] = proxy
-                there = f"gs://{bucket}/bench/1.0.0"
-                cases = {name: Case("selection.numpy", {"url": there, "way": name}) for name in WAYS}
-                print(turns.table(turns.in_turns(cases, 3200, repeats), ("plain",)), flush=True)
-                rare = {"url": there, "way": "1 class of 100"}
-                two = {"32 reads": Case("selection.requests", rare)}
-                two["ours"] = Case("selection.numpy", rare | {"times": RARE_TIMES})
-                print(turns.table(turns.in_turns(two, RARE_IMAGES, repeats), ("32 reads",)))
+    """One class from gs:// behind a proxy that waits, and threads that only fetch."""
+    with gs.server() as gcs:
+        bucket = gcs.new_bucket()
+        gcs.put_folder(bucket, "bench/1.0.0", Path(url))
+        with gs.slowed(gcs, latency_ms):
+            there = f"gs://{bucket}/bench/1.0.0"
+            rare = {"url": there, "way": "1 class of 100"}
+            two = {"32 reads": Case("selection.requests", rare)}
+            two["ours"] = Case("selection.numpy", rare | {"times": RARE_TIMES})
+            print(turns.table(turns.in_turns(two, RARE_IMAGES, repeats), ("32 reads",)))
 
 
 def first_batch(url: str, records: int) -> None:

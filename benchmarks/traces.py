@@ -109,12 +109,8 @@ class TracedDecoder:
         self._tracer.add("decodes", begin, time.perf_counter())
 
 
-def draw(traces: Sequence[Trace], width: float = 9, colours: dict[str, str] = _COLOURS) -> Figure:
-    """One picture of all, below each other on the same time scale: a bar for each span, a lane for each thread.
-
-    Raises:
-        ModuleNotFoundError: Matplotlib isn't installed.
-    """
+def draw(traces: Sequence[Trace], width: float) -> Figure:
+    """One picture of all, below each other on the same time scale: a bar for each span, a lane for each thread."""
     from matplotlib.figure import Figure  # a second to import
     from matplotlib.patches import Patch
 
@@ -127,7 +123,7 @@ def draw(traces: Sequence[Trace], width: float = 9, colours: dict[str, str] = _C
                 for lane, spans in enumerate(trace.lanes.get(kind, ())):
                     bars = [(1000 * begin, 1000 * (end - begin)) for begin, end in spans]
                     height = 0.8 / lanes
-                    axes.broken_barh(bars, (row - 0.4 + lane * height, height), color=colours[kind], linewidth=0)
+                    axes.broken_barh(bars, (row - 0.4 + lane * height, height), color=_COLOURS[kind], linewidth=0)
         counts = [max((len(trace.lanes.get(kind, ())) for kind in kinds), default=0) for kinds, _ in _GROUPS]
         names = [f"{name} × {count}" if count > 1 else name for (_, name), count in zip(_GROUPS, counts, strict=True)]
         axes.set_yticks(range(len(names)), names)
@@ -136,6 +132,6 @@ def draw(traces: Sequence[Trace], width: float = 9, colours: dict[str, str] = _C
         axes.spines[["top", "right"]].set_visible(False)
     panels[-1].set_xlim(0, 1000 * SECONDS)
     panels[-1].set_xlabel("milliseconds")
-    handles = [Patch(color=colours[kind], label=kind) for kind in colours]
-    figure.legend(handles=handles, loc="outside lower right", ncols=len(colours), frameon=False)
+    handles = [Patch(color=colour, label=kind) for kind, colour in _COLOURS.items()]
+    figure.legend(handles=handles, loc="outside lower right", ncols=len(_COLOURS), frameon=False)
     return figure

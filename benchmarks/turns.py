@@ -1,10 +1,11 @@
 """Readers in processes of their own, measured in turns: none has another's threads, and a slow minute hits all.
 
-A case may run under a Python and a PYTHONPATH of its own: other libraries, or another commit of this one.
+A case may run under a Python of its own, with other libraries.
 """
 
 from __future__ import annotations
 
+import argparse
 import importlib
 import json
 import os
@@ -30,13 +31,11 @@ class Case(NamedTuple):
         make: "module.function" of this folder; called in the case's process, it makes the `Reader`.
         arguments: of that function; JSON.
         python: the interpreter that runs it.
-        path: comes first in the process's PYTHONPATH.
     """
 
     make: str
     arguments: Mapping[str, Any] = {}
     python: str = sys.executable
-    path: str = str(Path(__file__).parent.parent)
 
 
 class Run(NamedTuple):
@@ -97,7 +96,7 @@ class _Worker:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._log,
-            env={**os.environ, "PYTHONPATH": case.path},
+            env={**os.environ, "PYTHONPATH": str(Path(__file__).parent.parent)},
             text=True,
         )
 
@@ -127,6 +126,15 @@ class _Worker:
             self._process.kill()
         self._process.wait()
         self._log.close()
+
+
+def parser(description: str | None, count: int, repeats: int) -> argparse.ArgumentParser:
+    """What most programs are given: a folder of images, how many are used, and how often each case is measured."""
+    found = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    found.add_argument("images", type=Path, nargs="?", help="folder of class folders; drawn pictures without")
+    found.add_argument("--count", type=int, default=count, help=f"images, again and again if there are fewer ({count})")
+    found.add_argument("--repeats", type=int, default=repeats, help=f"turns of each case ({repeats})")
+    return found
 
 
 def main() -> None:
@@ -192,7 +200,7 @@ def table(
     lines = [_line(columns), _line(["---"] * len(columns))]
     bases = [name for name in base if name in runs]
     for name, own in runs.items():
-        cells = [name, f"{_spread([run.rate for run in own])}", f"{_spread([run.cpu_us for run in own])}"]
+        cells = [name, f"{spread([run.rate for run in own])}", f"{spread([run.cpu_us for run in own])}"]
         if (between := sum(r.between_s for r in own) / sum(r.cpu_s for r in own)) > 0.03:
             cells[2] += f" + {between:.0%} between turns"
         cells.append(f"{max(run.peak_rss_mb for run in own):,.0f}")
@@ -200,7 +208,7 @@ def table(
         if bases:
             clock = [own[turn].rate / max(runs[b][turn].rate for b in bases) for turn in turns]
             cpu = [min(runs[b][turn].cpu_us for b in bases) / own[turn].cpu_us for turn in turns]
-            cells += [_spread(clock, ".2f"), _spread(cpu, ".2f")]
+            cells += [spread(clock, ".2f"), spread(cpu, ".2f")]
         lines.append(_line([*cells, *(column.get(name, "") for column in (more or {}).values())]))
     return "\n".join(lines)
 
@@ -208,15 +216,16 @@ def table(
 def ratio(one: Sequence[Run], other: Sequence[Run]) -> str:
     """How much faster `one` is, turn by turn."""
     pairs = list(zip(one, other, strict=True))
-    clock = _spread([a.rate / b.rate for a, b in pairs], ".2f")
-    return f"{clock} × by clock, {_spread([b.cpu_us / a.cpu_us for a, b in pairs], '.2f')} × by CPU"
+    clock = spread([a.rate / b.rate for a, b in pairs], ".2f")
+    return f"{clock} × by clock, {spread([b.cpu_us / a.cpu_us for a, b in pairs], '.2f')} × by CPU"
 
 
 def _line(cells: Sequence[str]) -> str:
     return f"| {' | '.join(cells)} |"
 
 
-def _spread(values: Sequence[float], form: str = ",.0f") -> str:
+def spread(values: Sequence[float], form: str = ",.0f") -> str:
+    """Median (least – most)."""
     return f"{statistics.median(values):{form}} ({min(values):{form}} – {max(values):{form}})"
 
 

@@ -1,33 +1,37 @@
-"""Pipelines as TensorFlow's tutorials write them, for `experiment.py`.
+"""Pipelines as TensorFlow's tutorials write them, and a tuned one of single files: for `experiment.py` and `doors.py`.
 
 https://keras.io/examples/keras_recipes/tfrecord, https://www.tensorflow.org/guide/data_performance
 """
 
 from __future__ import annotations
 
+import itertools
 import os
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import doors
 import numpy as np
+from stored import SHUFFLED
 
 from beam_pipeline import schema, storage
-from beam_pipeline.schema.manifest import FOREIGN_KEY
-from reader.info import DatasetInfo
+from reader.info import ImageInfo
+from reader.machine import cpu_count
 from reader.pixels import ImageDecoder
+from reader.tools.bench import list_files
 
 Tensor = Any  # TensorFlow ships no types
 
-SHUFFLED = 2048  # records, as the tutorials have it
+AT_ONCE = 32  # files in flight
+SHUFFLED_IMAGES = 1024  # of a cache, whose order is fixed otherwise; 150 MB at 224×224
 _GZIP = 31  # zlib's window bits, with GZIP's header
 
 
 def shards(
-    info: DatasetInfo,
     shards: Sequence[Path],
-    size: int,
     batch: int,
     *,
     is_gzip: bool = False,
@@ -37,9 +41,7 @@ def shards(
     """Shards in batches of uint8, read through our storage layer, a shard a request, as TensorFlow reads gs://.
 
     Args:
-        info: the dataset.
-        shards: files.
-        size: side in pixels.
+        shards: files, of images of 224 pixels.
         batch: images in a batch.
         is_gzip: whether the shards are compressed.
         interleaved: how many shards are read at a time; 1 reads one after the other.
@@ -63,7 +65,7 @@ def shards(
         found = names.interleave(records, cycle_length=interleaved, num_parallel_calls=autotune)
     else:
         found = names.flat_map(records)
-    batches = found.shuffle(SHUFFLED, seed=0).map(_parser(info, size), autotune).batch(batch)
+    batches = found.shuffle(SHUFFLED, seed=0).map(doors.example, autotune).batch(batch)
     if prefetch:
         return batches.prefetch(autotune)
     options = tf.data.Options()
@@ -87,21 +89,40 @@ def files(names: Sequence[str], batch: int, decode: ImageDecoder) -> Any:
     return images.batch(batch).prefetch(tf.data.AUTOTUNE)
 
 
-def _parser(info: DatasetInfo, size: int) -> Callable[[Tensor], tuple[Tensor, Tensor]]:
-    """A function of a serialized Example: its image, uint8 [size, size, c], and its class."""
+def decoder(size: int) -> ImageDecoder:
+    """Of images of any size and format."""
+    return ImageDecoder(ImageInfo("jpeg", 3, None, None, (), ()), size)
+
+
+def files_at_once(folder: str, batch: int, size: int, cache: str | None = None) -> Any:
+    """Image files of class folders in batches of (uint8, int64): 32 are in flight, and every core decodes.
+
+    Each iteration has another order.
+
+    Args:
+        folder: of class folders.
+        batch: images in a batch.
+        size: side in pixels.
+        cache: None; "" keeps the decoded images in memory, a file's name on the disk, once all were read.
+    """
     import tensorflow as tf
 
-    keys = {info.image_key: tf.io.FixedLenFeature([], tf.string), info.class_key: tf.io.FixedLenFeature([], tf.int64)}
-    if "one_hot" in info.manifest.get(FOREIGN_KEY, {}):  # a list, and nobody looks at the classes
-        del keys[info.class_key]
+    files, read, decode = list_files(folder), storage.open_storage(folder).read, decoder(size)
+    names = [Path(file).parent.name for file in files]
+    labels = np.unique(names, return_inverse=True)[1].astype(np.int64)
+    fetching, decoding = ThreadPoolExecutor(AT_ONCE), ThreadPoolExecutor(cpu_count())
 
-    def parse(record: Tensor) -> tuple[Tensor, Tensor]:
-        parsed = tf.io.parse_single_example(record, keys)
-        image = tf.io.decode_image(parsed[info.image_key], info.image.channels, expand_animations=False)
-        image = tf.ensure_shape(image, [None, None, info.image.channels])
-        if (size, size) != info.image.min_size or info.image.min_size != info.image.max_size:
-            image = tf.cast(tf.round(tf.image.resize(image, [size, size])), tf.uint8)
-        image = tf.ensure_shape(image, [size, size, info.image.channels])
-        return image, parsed.get(info.class_key, 0)
+    def load(paths: Any) -> Any:
+        images = np.empty((len(paths), *decode.shape), np.uint8)
+        # The files arrive in order, and each is decoded while later ones are fetched.
+        list(decoding.map(decode, fetching.map(read, map(os.fsdecode, paths)), images, itertools.repeat(0)))
+        return images
 
-    return parse
+    def with_images(paths: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+        return tf.ensure_shape(tf.numpy_function(load, [paths], tf.uint8), [None, *decode.shape]), labels
+
+    batches = tf.data.Dataset.from_tensor_slices((list(map(os.fsencode, files)), labels))
+    batches = batches.shuffle(len(files), seed=0).batch(batch).map(with_images, num_parallel_calls=2)
+    if cache is not None:
+        batches = batches.unbatch().cache(cache).shuffle(min(len(files), SHUFFLED_IMAGES), seed=0).batch(batch)
+    return batches.prefetch(2)

@@ -9,7 +9,6 @@ once before: Beam is imported. `write_peers.py` measures complete commands.
 
 from __future__ import annotations
 
-import argparse
 import itertools
 import os
 import tempfile
@@ -26,11 +25,7 @@ def main() -> None:
     """Print a table."""
     import material
 
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("images", type=Path, nargs="?")
-    parser.add_argument("--count", type=int, default=3000)
-    parser.add_argument("--repeats", type=int, default=7)
-    flags = parser.parse_args()
+    flags = turns.parser(__doc__, 3000, 7).parse_args()
     with tempfile.TemporaryDirectory(prefix="imageshards-bench-") as scratch:
         images = str(material.images(flags.images, Path(scratch), flags.count))
         cases = {

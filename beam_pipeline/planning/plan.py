@@ -18,8 +18,8 @@ from beam_pipeline.planning import sampling
 from beam_pipeline.schema.job import Plan
 from beam_pipeline.schema.manifest import PlannedSplit
 
-# Fine enough that 10,000 shards cut 6.6 bins each, interpolated to ±1.1 % (benchmarks/plan.py); small enough that an
-# accumulator pickles to well under 1 MB.
+# Fine enough that 10,000 shards cut 6.6 bins each, interpolated to ±1.1 % (benchmarks/scale_write.py); small enough
+# that an accumulator pickles to well under 1 MB.
 BIN_BITS = 16
 EXACT_IMAGES = 1 << BIN_BITS
 DEFAULT_SHARD_BYTES = 128 << 20

@@ -103,6 +103,9 @@ class Proxy(ThreadingHTTPServer):
     def before(self, request: str, body: bytes) -> None:
         """Called before a request is passed on; for subclasses."""
 
+    def after(self, body: bytes) -> None:
+        """Called with the server's reply before it is passed back; for subclasses."""
+
     def handle_error(self, request: object, client_address: object) -> None:
         """Clients that go away are no news here."""
 
@@ -138,6 +141,7 @@ class _Handler(Handler):
         reply = connection.getresponse()
         data = reply.read()
         connection.close()
+        self.server.after(data)
         # A resumable upload goes on where the server says: also through here.
         sent = {
             name: value.replace(self.server.upstream, self.server.url)

@@ -1,4 +1,4 @@
-"""Single flipped bits: `imageshards verify` finds each, `--repair` repairs them. More: benchmarks/flips.py."""
+"""Single flipped bits: `imageshards verify` finds each, `--repair` repairs them. More: flips.py."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from beam_pipeline import schema
-from benchmarks import flips
+from tests.faults import flips
 
 
 @pytest.fixture(scope="module")

@@ -14,7 +14,7 @@ from PIL import Image, JpegImagePlugin
 from beam_pipeline.images import FORMATS, SUBSAMPLING, ImageOptions, convert, geometry
 from beam_pipeline.images.geometry import RESIZE_MODES
 from beam_pipeline.images.resize import RESAMPLING
-from benchmarks import reference
+from tests.images import reference
 from tests.images.kinds import cmyk, every_kind, turned
 from tests.images.mutations import case, outcome
 from tests.images.profiles import gray_profile, ink_profile, wide_profile

@@ -12,8 +12,8 @@ from PIL import Image
 from beam_pipeline.images import convert, resize
 from beam_pipeline.images.geometry import RESIZE_MODES
 from beam_pipeline.images.resize import RESAMPLING, kernel
-from benchmarks.resample_cases import case, fails
 from tests.images.kinds import every_kind
+from tests.images.resamples import case, fails
 from tests.images.test_codec import DEFAULTS
 from tests.make import encoded, picture
 

@@ -1,6 +1,6 @@
 """Flips bits of a published dataset: `imageshards verify` must find each, `--repair` must repair them all.
 
-    python benchmarks/flips.py [--flips 1000] [--seed 0]
+    python -m tests.faults.flips [--flips 1000] [--seed 0]
 
 Draws a small dataset in a temporary folder, with every kind of file. Then, one at a time, the bits are flipped: the
 files take turns, the place in a file is drawn by the seed. After each flip `imageshards verify` runs, as a
