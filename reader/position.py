@@ -318,10 +318,10 @@ class MixPosition(_Steps, Struct, frozen=True, tag_field="format", tag=2, forbid
         batch_size_of(global_batch_size, hosts)
         row, sources = self.row * hosts, []
         for one, part in zip(self.sources, self.parts, strict=True):
-            phases = tuple(phase for phase, dealing in zip(one.phases, part.phases, strict=True) if dealing.read)
-            if not phases or (phases[-1].hosts, phases[-1].end) != (hosts, row):
-                phases = (*phases, RowPhase(hosts, one.phases[-1].window_runs, row, row))
-            sources.append(replace(one, phases=phases))
+            if hosts != self.hosts:
+                phases = (phase for phase, dealing in zip(one.phases, part.phases, strict=True) if dealing.read)
+                one = replace(one, phases=(*phases, RowPhase(hosts, one.phases[-1].window_runs, row, row)))
+            sources.append(one)
         return replace(self, sources=tuple(sources), global_batch_size=global_batch_size)
 
 
