@@ -146,6 +146,11 @@ class Position(_Steps, Struct, frozen=True, tag_field="format", tag=1, forbid_un
         return self.phases[-1].hosts
 
     @property
+    def parts(self) -> list[Position]:
+        """Each of its sources by itself: there is one."""
+        return [self]
+
+    @property
     def window_runs(self) -> int:
         """Runs in a shuffle window from here on."""
         return self.phases[-1].window_runs
@@ -205,7 +210,7 @@ class Position(_Steps, Struct, frozen=True, tag_field="format", tag=1, forbid_un
         try:
             position = _decoder.decode(text)
             batch_size_of(position.global_batch_size, position.hosts)
-            for part in position.parts if isinstance(position, MixPosition) else [position]:
+            for part in position.parts:
                 if part.read >= part.records:
                     raise UsageError(f"{part.read} records read of an epoch of {part.records}")
         except (ValueError, TypeError, RecursionError) as error:
