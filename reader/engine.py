@@ -394,12 +394,11 @@ class Engine:
 
     def _take_rows(self, batch: _PendingBatch) -> _Piece | None:
         """Rows of the first feed whose window is there; None if there is none."""
-        for at, (feed, rows) in enumerate(batch.parts):
-            window = feed.windows[0]
-            if not window.unread:
-                break
-        else:
+        at = next((at for at, (feed, _) in enumerate(batch.parts) if not feed.windows[0].unread), None)
+        if at is None:
             return None
+        feed, rows = batch.parts[at]
+        window = feed.windows[0]
         count = min(PIECE_ROWS, len(rows), len(window.numbers) - window.taken)
         piece = _Piece(batch, rows[:count], window, window.taken)
         batch.parts[at : at + 1] = [(feed, rows[count:])] if count < len(rows) else []

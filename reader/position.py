@@ -208,7 +208,7 @@ class Position(_Steps, Struct, frozen=True, tag_field="format", tag=1, forbid_un
             UsageError: it is something else, or no training was there.
         """
         try:
-            position = _decoder.decode(text)
+            position: AnyPosition = _decoder.decode(text)
             batch_size_of(position.global_batch_size, position.hosts)
             for part in position.parts:
                 if part.read >= part.records:
@@ -271,7 +271,9 @@ class MixPosition(_Steps, Struct, frozen=True, tag_field="format", tag=2, forbid
 
     def __post_init__(self) -> None:
         integer("the sum of all weights", sum(one.weight for one in self.sources), 1, MAX_PERIOD)
-        if {(one.phases[-1].hosts, one.phases[-1].end) for one in self.sources} != {(self.hosts, self.row * self.hosts)}:
+        if {(one.phases[-1].hosts, one.phases[-1].end) for one in self.sources} != {
+            (self.hosts, self.row * self.hosts)
+        }:
             raise ValueError("its sources aren't read to one row")
 
     @property
@@ -304,7 +306,7 @@ class MixPosition(_Steps, Struct, frozen=True, tag_field="format", tag=2, forbid
 
     def after(self, steps: Any) -> MixPosition:
         hosts, steps = self.hosts, integer("steps", steps, 0)
-        row, sources = self.row + steps * (self.global_batch_size // hosts), []
+        row, sources = self.row + steps * (self.global_batch_size // hosts), list[MixSource]()
         for one, part in zip(self.sources, self.parts, strict=True):
             last = replace(one.phases[-1], end=row * hosts)
             more = Dealing(self.rule, len(sources), *astuple(last))

@@ -96,7 +96,8 @@ def begins(rule: Rule, hosts: int) -> Integers:
     spread = np.arange(hosts) * rule.period // hosts
     rows = spread[:, None] + np.arange(min(max(rule.period // hosts, 1), _NEAR))
     errors = [rule.count(source, rows) * rule.period - rows * weight for source, weight in enumerate(rule.weights)]
-    return rows[np.arange(hosts), np.abs(errors).max(axis=0).argmin(axis=1)]
+    chosen: Integers = rows[np.arange(hosts), np.abs(errors).max(axis=0).argmin(axis=1)]
+    return chosen
 
 
 @dataclass(frozen=True)

@@ -187,7 +187,11 @@ class Part(NamedTuple):
     def source(self) -> str:
         """Names the records, their order and their runs, as a position does."""
         selected = "" if self.selection is None else f" selection {self.selection.digest}"
-        return self.info.source(self.split) + selected + ("" if self.balance is None else f" balance {self.balance.digest}")
+        return (
+            self.info.source(self.split)
+            + selected
+            + ("" if self.balance is None else f" balance {self.balance.digest}")
+        )
 
     @property
     def records(self) -> int:
@@ -200,11 +204,6 @@ class Part(NamedTuple):
     def classes(self) -> tuple[str, ...]:
         """Names of the classes."""
         return self.info.classes if self.selection is None else self.selection.classes
-
-    @property
-    def labels(self) -> Sequence[int]:
-        """Class id in the records → index in `classes`, -1 for a class that isn't selected."""
-        return range(self.info.num_classes) if self.selection is None else self.selection.labels
 
 
 class _Opened:
@@ -432,8 +431,9 @@ class Batches:
                 open_source(info, split, skips, self._arguments["cache"], selection, with_labels=weights is not None)
             )
             table = sources[-1].reader.table
-            is_balanced = weights is not None and isinstance(table, SelectedTable)
-            balances.append(Balance(weights, table, self.classes) if is_balanced else None)
+            balances.append(
+                Balance(weights, table, self.classes) if weights and isinstance(table, SelectedTable) else None
+            )
         return _Opened(sources, balances)
 
     def _rows_of(self, part: Part, ids: Sequence[int] | None) -> RecordRows:
@@ -446,14 +446,14 @@ class Batches:
             arguments.get("augment"),
             is_foreign=FOREIGN_KEY in info.manifest,
         )
-        labels = None if part.selection is None else part.selection.labels
+        labels: Sequence[int] | None = None if part.selection is None else part.selection.labels
         if ids is not None:
             labels = [-1 if label < 0 else ids[label] for label in labels or range(info.num_classes)]
         return RecordRows(info, decode, self.features, labels)
 
     def _name(self) -> str:
         """What is read, in words."""
-        return f"{self._parts[0].info.name} {self._parts[0].info.version} {self._parts[0].split}"
+        return str(self._parts[0])
 
     def _sizes_by_part(self, begin: State) -> list[list[int]]:
         """Of each part, how many records of it each batch of a loop has."""
@@ -472,7 +472,9 @@ class Batches:
             )
         if type(position) is not type(self.start):
             kinds = {Position: "a dataset", MixPosition: "a mix"}
-            raise UsageError(f"the position is that of {kinds[type(position)]}, these batches are {kinds[type(self.start)]}")
+            raise UsageError(
+                f"the position is that of {kinds[type(position)]}, these batches are {kinds[type(self.start)]}"
+            )
         for name, meaning in (("source", _differing(self.start, position)), ("records", "number of records")):
             ours, given = getattr(self.start, name), getattr(position, name)
             if ours != given:
@@ -544,14 +546,19 @@ def _common_shape(shapes: Sequence[Any]) -> tuple[int, int, int]:
     """The shape of the images of all parts."""
     if len({*shapes}) > 1:
         found = " and ".join("x".join(map(str, shape)) for shape in dict.fromkeys(shapes))
-        raise UsageError(f"the sources have images of {found} (height, width, channels): give image_size=, if they "
-                         "have as many channels")
+        raise UsageError(
+            f"the sources have images of {found} (height, width, channels): give image_size=, if they "
+            "have as many channels"
+        )
     shape: tuple[int, int, int] = shapes[0]
     return shape
 
 
-def _differing(ours: Position, given: Position) -> str:
+def _differing(ours: AnyPosition, given: AnyPosition) -> str:
     """What two positions' sources differ in, in words."""
+    if isinstance(ours, MixPosition) and isinstance(given, MixPosition):
+        (names, other_names) = ([one.source for one in position.sources] for position in (ours, given))
+        return "weights" if names == other_names else "sources"
     (split, *_), (other_split, *_) = (position.source.split(" balance ") for position in (ours, given))
     if split == other_split:
         return "balance"
@@ -602,7 +609,8 @@ class TrainBatches(Batches):
 
     def _windows(self, opened: _Opened, begin: State) -> list[Iterator[order.Window]]:
         windows = []
-        for source, balance, position in zip(opened.sources, opened.balances, begin.position.parts, strict=True):
+        parts: Sequence[Any] = begin.position.parts
+        for source, balance, position in zip(opened.sources, opened.balances, parts, strict=True):
             table = source.reader.table
             epochs = order.each_once(table.first, table.mean_run)
             if balance is not None:
