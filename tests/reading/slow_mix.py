@@ -1,11 +1,9 @@
-"""Mixes, slowly: whose each row is by fractions; what each host reads of each source by `slow_order`."""
+"""Mixes, slowly: whose each row is, one by one; what each host reads of each source by `slow_order`."""
 
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Iterator, Sequence
-from fractions import Fraction
 from functools import cache
 
 from tests.reading import slow_order
@@ -15,22 +13,29 @@ Row = tuple[int, int, int]  # source, epoch, draw
 
 
 @cache
+def halves(weights: tuple[int, ...], sources: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Sources in two parts, whose weights are as near as possible."""
+    cuts = range(1, len(sources))
+    cut = min(
+        cuts,
+        key=lambda cut: abs(sum(weights[one] for one in sources[:cut]) - sum(weights[one] for one in sources[cut:])),
+    )
+    return sources[:cut], sources[cut:]
+
+
+@cache
 def counts(weights: tuple[int, ...], rows: int) -> list[int]:
     """Of the first rows, how many are of each source: halved, by the rounded share of the first half."""
     found = [0] * len(weights)
-
-    def halve(sources: list[int], left: int) -> None:
+    pending = [(tuple(sorted(range(len(weights)), key=lambda one: -weights[one])), rows)]
+    for sources, left in pending:
         if len(sources) == 1:
             found[sources[0]] = left
-            return
-        total = sum(weights[one] for one in sources)
-        sums = [sum(weights[one] for one in sources[:cut]) for cut in range(1, len(sources))]
-        nearest = min(range(len(sums)), key=lambda at: abs(Fraction(sums[at]) - Fraction(total, 2)))
-        first = math.floor(Fraction(left * sums[nearest], total) + Fraction(1, 2))
-        halve(sources[: nearest + 1], first)
-        halve(sources[nearest + 1 :], left - first)
-
-    halve(sorted(range(len(weights)), key=lambda one: -weights[one]), rows)
+            continue
+        parts = halves(weights, sources)
+        of_first, total = (sum(weights[one] for one in some) for some in (parts[0], sources))
+        first = (2 * left * of_first + total) // (2 * total)
+        pending += [(parts[0], first), (parts[1], left - first)]
     return found
 
 
