@@ -29,6 +29,7 @@ SHELVES: dict[str, dict[str, str]] = {
         "keras": "reader",
         "load_info": "reader.info",
         "load_run": "reader.training.run",
+        "mix": "reader.mixing",
         "predict": "reader.training.predict",
         "record_dataset": "reader.foreign",
         "records": "reader.map",

@@ -38,6 +38,7 @@ if TYPE_CHECKING:  # for editors
     from reader.jax import as_jax as as_jax
     from reader.map import Records as Records
     from reader.map import records as records
+    from reader.mixing import mix as mix
     from reader.position import Position as Position
     from reader.preprocess import decode as decode
     from reader.stream import EvalBatches as EvalBatches

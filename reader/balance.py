@@ -70,16 +70,22 @@ def parse_balance(selection: Selection | None, balance: Any, epoch_records: int 
     missing = [name for name in selection.classes if name not in balance]
     if missing:
         raise UsageError(f"balance has no weight for {first_few(missing)}: give one, or leave them out with classes")
+    named = {repr(name): balance[name] for name in selection.classes}
+    return Weights(exact_weights("balance: the weight of", named), records)
+
+
+def exact_weights(what: str, named: Mapping[str, Any]) -> tuple[int, ...]:
+    """Numbers, as their text says, in proportion as integers. Raises UsageError if one isn't above 0."""
     exact = []
-    for name in selection.classes:
+    for name, value in named.items():
         try:
-            exact.append(Fraction(str(balance[name])))
-        except ValueError:
+            exact.append(Fraction(str(value)))
+        except (ValueError, ZeroDivisionError):
             exact.append(Fraction(0))
         if exact[-1] <= 0:
-            raise UsageError(f"balance: the weight of {name!r} must be above 0, got {balance[name]!r}")
+            raise UsageError(f"{what} {name} must be above 0, got {value!r}")
     scale = math.lcm(*(one.denominator for one in exact))
-    return Weights(tuple(int(one * scale) for one in exact), records)
+    return tuple(int(one * scale) for one in exact)
 
 
 def counts(weights: Sequence[int], draws: int) -> list[int]:

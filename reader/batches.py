@@ -26,7 +26,7 @@ from reader.hosts import AutoHost, Host, batch_size_of, integer, process_of_seve
 from reader.info import DatasetInfo, load_info
 from reader.position import WINDOW_RUNS, Phase, Position
 from reader.select import Classes, Where, select
-from reader.stream import NOT_PADDED, EvalBatches, TrainBatches
+from reader.stream import NOT_PADDED, EvalBatches, Part, TrainBatches
 
 _LOG = logging.getLogger("reader")
 
@@ -129,8 +129,7 @@ def train_batches(
             tables to select by.
         CorruptRecordError: while iterating, after all batches before it: names file, record and byte offset.
     """
-    arguments = _resolved(locals())
-    batches = TrainBatches(arguments, _beginning(arguments))
+    batches = TrainBatches(*_resolved(locals()))
     if global_batch_size > batches.start.records:
         _LOG.warning(
             "global_batch_size=%d is larger than split %r (%d records): records repeat within a batch",
@@ -171,44 +170,36 @@ def eval_batches(
 
     Raises: as `train_batches`.
     """
-    arguments = _resolved(locals())
-    return EvalBatches(arguments, _beginning(arguments))
+    return EvalBatches(*_resolved(locals()))
 
 
 TrainBatches._build, EvalBatches._build = train_batches, eval_batches
 
 
-def _resolved(arguments: dict[str, Any]) -> dict[str, Any]:
-    """The arguments of a builder, with what another process could not find out again."""
-    host = arguments["host"]
+def _resolved(arguments: dict[str, Any]) -> tuple[dict[str, Any], list[Part], Position]:
+    """The arguments of a builder, with what another process could not find out again; what is read; from where."""
+    info, split, balance = load_info(arguments["dataset"]), arguments["split"], arguments.get("balance")
+    where = select(info, split, arguments["classes"], arguments["where"], or_all=balance is not None)
+    part = Part(info, split, where, parse_balance(where, balance, arguments.get("epoch_records")))
+    host, batch, hosts = resolve_host(arguments["host"], arguments["global_batch_size"])
+    resolved = {**arguments, "dataset": info, "host": host, "classes": None, "where": where}
+    if "balance" in arguments:
+        resolved |= {"balance": part.balance, "epoch_records": None}
+    window_runs, seed = arguments.get("window_runs"), arguments.get("seed")
+    runs = WINDOW_RUNS if window_runs is None else integer("window_runs", window_runs)
+    phase = Phase(hosts, info.capped_window_runs(split, runs))
+    seed = 0 if seed is None else integer("seed", seed)
+    source = part.source + ("" if arguments.get("pad", True) else NOT_PADDED)
+    return resolved, [part], Position(source, part.records, seed, batch, 0, (phase,), step=0)
+
+
+def resolve_host(host: Host, global_batch_size: Any) -> tuple[Host, int, int]:
+    """The host as another process can't find it out, the batch size, and how many hosts there are."""
     if host == "auto":
         host = AutoHost(*process_of_several())
     if host is None and (several := process_of_several()[1]) > 1:
         warn_once("no host= is given, so each of %d processes reads every record: give host='auto'", several)
-    info, split = load_info(arguments["dataset"]), arguments["split"]
-    balance, epoch_records = arguments.get("balance"), arguments.get("epoch_records")
-    where = select(info, split, arguments["classes"], arguments["where"], or_all=balance is not None)
-    resolved = {**arguments, "dataset": info, "host": host, "classes": None, "where": where}
-    if "balance" in arguments:
-        resolved |= {"balance": parse_balance(where, balance, epoch_records), "epoch_records": None}
-    return resolved
-
-
-def _beginning(arguments: Mapping[str, Any]) -> Position:
-    """Where the first epoch begins."""
-    info, split = arguments["dataset"], arguments["split"]
-    seed, window_runs = arguments.get("seed"), arguments.get("window_runs")
-    _, hosts, replicas = share_of_host(arguments["host"])
-    batch = integer("global_batch_size", arguments["global_batch_size"])
+    _, hosts, replicas = share_of_host(host)
+    batch = integer("global_batch_size", global_batch_size)
     batch_size_of(batch, hosts, replicas)
-    runs = WINDOW_RUNS if window_runs is None else integer("window_runs", window_runs)
-    phase = Phase(hosts, info.capped_window_runs(split, runs))
-    seed = 0 if seed is None else integer("seed", seed)
-    source, records = info.source(split), info.records(split)
-    selection, weights = arguments["where"], arguments.get("balance")
-    if selection is not None:
-        source, records = f"{source} selection {selection.digest}", selection.size
-    if weights is not None:
-        source, records = f"{source} balance {weights.digest}", weights.records
-    source += "" if arguments.get("pad", True) else NOT_PADDED
-    return Position(source, records, seed, batch, 0, (phase,), step=0)
+    return host, batch, hosts

@@ -1,7 +1,8 @@
 """The engine: records in a given order become finished batches, read and decoded by threads ahead of the consumer.
 
-    windows    what to read, in order (`order.train_windows`); read ahead within a bound in bytes
-    pieces     up to 16 rows of a batch: the unit of decoding, so that every core works on the same few batches
+    windows    what to read, in order (`order.train_windows`), of each feed; read ahead within a bound in bytes
+    pieces     up to 16 rows of a batch from one feed: the unit of decoding, so that every core works on the same few
+               batches
     batches    handed out in order; a few are finished ahead
 
 All threads share one lock. Read threads bring runs of 64 records into memory. Decode threads take the next piece of
@@ -35,6 +36,8 @@ from reader.skips import Skips, Substitutes
 
 _LOG = logging.getLogger("reader")
 
+RowNumbers = range | list[int]  # of a batch
+
 # Rows of a piece: a batch of 64 keeps 4 cores busy, and taking a piece costs 10 µs.
 PIECE_ROWS = 16
 # Finished batches that are ready for the trainer, besides those being decoded; 1 if batches are large.
@@ -53,11 +56,6 @@ class Source(NamedTuple):
 
     reader: RunReader
     skips: Skips | None  # counts the records that are skipped; None to raise
-
-    def report(self) -> None:
-        """Log what was skipped since the last report."""
-        if self.skips is not None:
-            self.skips.report()
 
 
 class Batch(NamedTuple):
@@ -88,15 +86,65 @@ class Cursor(NamedTuple):
     window: _Window | None = None
 
 
+class Feed(NamedTuple):
+    """Records of one source that an engine reads; a mix has several.
+
+    Attributes:
+        source: of the records.
+        rows: how each is parsed and decoded.
+        cursor: which records, in order: at least as many as the batches hold of it.
+        records: how many the batches hold of it.
+    """
+
+    source: Source
+    rows: Rows
+    cursor: Cursor
+    records: int
+
+
+class _OpenFeed:
+    """A feed whose windows are in flight.
+
+    Args:
+        feed: what is read.
+        share: records of it in the batches, as a share of all.
+        seed: of the order.
+    """
+
+    def __init__(self, feed: Feed, share: float, seed: int) -> None:
+        (self.reader, self.skips), self.rows, (self.upcoming, window), records = feed
+        self.seed, self._share = seed, share
+        self.substitutes = Substitutes(self.reader, self.rows, seed)
+        self.windows: deque[_Window] = deque([window] if window is not None else ())
+        self.ahead = sum(len(window.numbers) - window.taken for window in self.windows)  # records
+        self.to_request = records - self.ahead
+
+    def next_window(self) -> _Window:
+        """Its next window, to be read."""
+        window = _Window(next(self.upcoming), self)
+        self.windows.append(window)
+        self.ahead += len(window.numbers)
+        self.to_request -= len(window.numbers)
+        return window
+
+    def is_due(self) -> bool:
+        """Whether its next window must be read: of the current one no more is left than its share of a window."""
+        return len(self.windows) < 2 and self.ahead <= self._share * sum(len(one.numbers) for one in self.windows)
+
+    def turn(self) -> tuple[bool, float]:
+        """The feed with the least is read next: those that are due, then by the rows of batches until it has none."""
+        return not self.is_due(), self.ahead / self._share
+
+
 class _Window:
     """A window in flight. Of each record, lists have its number, its seed, its piece and its index in that piece."""
 
-    def __init__(self, window: order.Window, reader: RunReader, seed: int) -> None:
-        numbers = window.numbers % reader.table.total
-        self.pieces, run_of, index = reader.pieces_of(numbers)
-        self.epoch, self.weight = window.epoch, window.weight
+    def __init__(self, window: order.Window, feed: _OpenFeed) -> None:
+        numbers = window.numbers % feed.reader.table.total
+        self.pieces, run_of, index = feed.reader.pieces_of(numbers)
+        self.feed, self.epoch, self.weight = feed, window.epoch, window.weight
         self.numbers: list[int] = numbers.tolist()
-        self.seeds: list[int] = order.augment_seeds(window.numbers, seed, window.epoch).tolist()
+        self.seeds: list[int] = order.augment_seeds(window.numbers, feed.seed, window.epoch).tolist()
         self.run_of: list[int] = run_of.tolist()
         self.index_in_run: list[int] = index.tolist()
         self.bytes = sum(piece.stop - piece.start for piece in self.pieces)
@@ -122,9 +170,19 @@ class _FailedRun(NamedTuple):
 
 
 class _PendingBatch:
-    """A batch in flight."""
+    """A batch in flight.
 
-    def __init__(self, size: int, shape: tuple[int, int, int] | None, pool: BufferPool) -> None:
+    Args:
+        parts: which of its rows are from which feed.
+        shape: of an image, see `Rows`.
+        pool: where memory comes from.
+    """
+
+    def __init__(
+        self, parts: Sequence[tuple[_OpenFeed, RowNumbers]], shape: tuple[int, int, int] | None, pool: BufferPool
+    ) -> None:
+        self.parts = [part for part in parts if part[1]]  # those with rows that are not taken yet
+        size = sum(len(rows) for _, rows in self.parts)
         self.images: Any = [None] * size if shape is None else pool.array((size, *shape))
         self.labels = np.empty(size, np.int64)
         self.weights = np.ones(size, np.float32)
@@ -138,23 +196,21 @@ class _PendingBatch:
 
 
 class _Piece(NamedTuple):
-    """Rows [row, row + rows) of a batch, which are records [first, first + rows) of a window."""
+    """Some rows of a batch, which are records [first, first + number of rows) of a window."""
 
     batch: _PendingBatch
-    row: int
+    rows: RowNumbers
     window: _Window
     first: int
-    rows: int
 
 
 class Engine:
     """Reads batches of given sizes, once; a context manager that starts and ends the threads.
 
     Args:
-        source: the records.
-        rows: how each is parsed and decoded.
-        cursor: which records, in order: at least as many as the batches hold.
+        feeds: what is read.
         sizes: records of each batch.
+        parts: for each batch the rows of each feed; None if there is one feed only.
         seed: of the order, which augmentation and substitutes follow.
         for_training: whether a substitute counts (weight 1) or not (0: evaluation).
         threads: how many decode.
@@ -163,39 +219,38 @@ class Engine:
 
     def __init__(
         self,
-        source: Source,
-        rows: Rows,
-        cursor: Cursor,
+        feeds: Sequence[Feed],
         sizes: Sequence[int],
+        parts: Iterator[Sequence[RowNumbers]] | None = None,
         *,
         threads: int,
         pool: BufferPool,
         seed: int = 0,
         for_training: bool = True,
     ) -> None:
-        self._reader, self._skips = source
-        self._rows, self._seed, self._for_training, self._pool = rows, seed, for_training, pool
-        self._upcoming, self._sizes, self._decoders = cursor.windows, deque(sizes), threads
+        total = max(1, sum(sizes))
+        self._feeds = [_OpenFeed(feed, feed.records / total, seed) for feed in feeds]
+        self._parts = ([range(size)] for size in sizes) if parts is None else parts
+        self._for_training, self._pool, self._shape = for_training, pool, feeds[0].rows.shape
+        self._is_remote = any(feed.reader.is_remote for feed in self._feeds)
+        self._left, self._decoders = len(sizes), threads
         self.threads: list[threading.Thread] = []
         # Reentrant: memory taken under it may start a garbage collection, which may drop this engine's own iterator.
         self._lock = threading.RLock()
         self._work = threading.Condition(self._lock)  # for decode threads
         self._finished = threading.Condition(self._lock)  # for the consumer
         self._reads: queue.SimpleQueue[tuple[_Window, int] | None] = queue.SimpleQueue()
-        self._windows: deque[_Window] = deque([cursor.window] if cursor.window is not None else ())
-        self._bytes_ahead = sum(window.bytes for window in self._windows)
-        self._rows_to_request = sum(sizes) - sum(len(window.numbers) - window.taken for window in self._windows)
+        self._bytes_ahead = sum(window.bytes for feed in self._feeds for window in feed.windows)
         self._batches: deque[_PendingBatch] = deque()  # begun or finished, not handed out
-        largest = max(self._sizes, default=1)
-        is_large = largest * math.prod(rows.shape or ()) > _LARGE_BATCH_BYTES
+        largest = max(sizes, default=1)
+        is_large = largest * math.prod(self._shape or ()) > _LARGE_BATCH_BYTES
         self._max_batches = (1 if is_large else _BATCHES_AHEAD) + -(-threads * PIECE_ROWS // largest)
         self._is_closed, self._process = False, os.getpid()
         self._fatal: BaseException | None = None
-        self._substitutes = Substitutes(self._reader, rows, seed)
         self._request()
 
     def __enter__(self) -> Engine:
-        reads = _REMOTE_READS if self._reader.is_remote else _LOCAL_READS
+        reads = _REMOTE_READS if self._is_remote else _LOCAL_READS
         bodies = [self._read_runs] * reads + [self._decode_pieces] * self._decoders
         # Daemons: a request that hangs must not keep the process from ending.
         self.threads = [threading.Thread(target=body, name=f"reader{body.__name__}", daemon=True) for body in bodies]
@@ -220,13 +275,14 @@ class Engine:
             self._reads.put(None)
 
     def _request(self) -> None:
-        """Ask for as many windows as the bound in bytes allows, at least the current one and the next."""
-        limit = _REMOTE_BYTES_AHEAD if self._reader.is_remote else 0
-        while self._rows_to_request > 0 and (len(self._windows) < 2 or self._bytes_ahead < limit):
-            window = _Window(next(self._upcoming), self._reader, self._seed)
-            self._windows.append(window)
+        """Ask for as many windows as the bound in bytes allows, of each feed at least the current one and the next."""
+        limit = _REMOTE_BYTES_AHEAD if self._is_remote else 0
+        while wanted := [feed for feed in self._feeds if feed.to_request > 0]:
+            feed = min(wanted, key=_OpenFeed.turn)
+            if not feed.is_due() and self._bytes_ahead >= limit:
+                return
+            window = feed.next_window()
             self._bytes_ahead += window.bytes
-            self._rows_to_request -= len(window.numbers)
             for number in range(len(window.pieces)):
                 self._reads.put((window, number))
 
@@ -234,19 +290,20 @@ class Engine:
         """Body of a read thread."""
         while (read := self._reads.get()) is not None and not self._is_closed:
             (window, number), buffer = read, None
+            reader = window.feed.reader
             run: Run | _FailedRun
             try:
                 piece = window.pieces[number]
                 size = piece.stop - piece.start
-                if size >= SMALLEST_BUFFER and not self._reader.is_remote:  # remote clients hand out their own memory
+                if size >= SMALLEST_BUFFER and not reader.is_remote:  # remote clients hand out their own memory
                     window.buffers.append(buffer := self._pool.run_buffer(size))
-                run = self._reader.read(piece, buffer)
+                run = reader.read(piece, buffer)
             except BaseException as error:
                 run = _FailedRun(error)
             with self._lock:
                 window.loaded[number] = run
                 window.unread -= 1
-                if not window.unread and window is self._windows[0]:
+                if not window.unread and window is window.feed.windows[0]:
                     self._work.notify_all()
 
     def _decode_pieces(self) -> None:
@@ -261,12 +318,12 @@ class Engine:
                 self._finished.notify()
 
     def _decode(self, piece: _Piece) -> None:
-        batch, window, decode, row = piece.batch, piece.window, self._rows.decode, piece.row
-        images, seeds, labels = batch.images, window.seeds, []
-        records = range(piece.first, piece.first + piece.rows)
+        batch, window, rows = piece.batch, piece.window, piece.rows
+        feed, images, seeds, labels, row = window.feed, batch.images, window.seeds, [], rows[0]
+        decode, records = feed.rows.decode, range(piece.first, piece.first + len(rows))
         try:
             # All are parsed, then all decoded: between two decodes a thread then needs the GIL for 2 µs instead of 10.
-            for at, record in zip(records, self._parse(window, records), strict=True):
+            for row, at, record in zip(rows, records, self._parse(window, records), strict=True):
                 if self._is_closed:
                     return
                 if isinstance(record, tuple):
@@ -276,30 +333,31 @@ class Engine:
                     except InvalidRecordError as error:
                         record = window.located(at, error)
                 if not isinstance(record, tuple):  # corrupt
-                    if self._skips is None:
+                    if feed.skips is None:
                         raise record
                     number = window.numbers[at]
-                    self._skips.add(number, record)
-                    label, values, image = self._substitutes.fill(number, window.epoch, images[row], seeds[at])
+                    feed.skips.add(number, record)
+                    label, values, image = feed.substitutes.fill(number, window.epoch, images[row], seeds[at])
                     batch.weights[row] = self._for_training
                 labels.append(label)
                 if image is not None:
                     images[row] = image
                 if values:
                     batch.features[row] = values
-                row += 1
         except BaseException as error:  # the consumer gets it after all batches before this one
             with self._lock:
                 batch.fail(row, error)
                 self._stop_after_error()
             return
-        batch.labels[piece.row : row] = labels
+        index = slice(rows.start, rows.stop) if isinstance(rows, range) else rows
+        batch.labels[index] = labels
         if not window.weight:
-            batch.weights[piece.row : row] = 0
+            batch.weights[index] = 0
 
     def _parse(self, window: _Window, records: range) -> list[Parsed | CorruptRecordError]:
         """Records of a window, parsed; for each corrupt one its error."""
-        parse, runs, run_of, index_in_run = self._rows.parse, window.loaded, window.run_of, window.index_in_run
+        parse, runs = window.feed.rows.parse, window.loaded
+        run_of, index_in_run = window.run_of, window.index_in_run
         parsed: list[Parsed | CorruptRecordError] = []
         for at in records:
             try:
@@ -315,10 +373,10 @@ class Engine:
                 self._finish(done)
             while not self._is_closed:
                 batch = self._open_batch()
-                if batch is None and not self._sizes:
+                if batch is None and not self._left:
                     break
-                if batch is not None and not self._windows[0].unread:
-                    return self._take_rows(batch, self._windows[0])
+                if batch is not None and (piece := self._take_rows(batch)) is not None:
+                    return piece
                 self._work.wait()
             self._work.notify_all()  # the others have nothing to wait for either
             return None
@@ -327,35 +385,46 @@ class Engine:
         """The batch that has rows left to decode, or a new one; None if there is no room or no batch is left."""
         if self._batches and self._batches[-1].taken < self._batches[-1].size:
             return self._batches[-1]
-        if not self._sizes or len(self._batches) >= self._max_batches:
+        if not self._left or len(self._batches) >= self._max_batches:
             return None
-        self._batches.append(_PendingBatch(self._sizes.popleft(), self._rows.shape, self._pool))
+        self._left -= 1
+        parts = list(zip(self._feeds, next(self._parts), strict=True))
+        self._batches.append(_PendingBatch(parts, self._shape, self._pool))
         return self._batches[-1]
 
-    def _take_rows(self, batch: _PendingBatch, window: _Window) -> _Piece:
-        rows = min(PIECE_ROWS, batch.size - batch.taken, len(window.numbers) - window.taken)
-        piece = _Piece(batch, batch.taken, window, window.taken, rows)
-        batch.taken += rows
-        window.taken += rows
+    def _take_rows(self, batch: _PendingBatch) -> _Piece | None:
+        """Rows of the first feed whose window is there; None if there is none."""
+        at = next((at for at, (feed, _) in enumerate(batch.parts) if not feed.windows[0].unread), None)
+        if at is None:
+            return None
+        feed, rows = batch.parts[at]
+        window = feed.windows[0]
+        count = min(PIECE_ROWS, len(rows), len(window.numbers) - window.taken)
+        piece = _Piece(batch, rows[:count], window, window.taken)
+        batch.parts[at : at + 1] = [(feed, rows[count:])] if count < len(rows) else []
+        batch.taken += count
+        window.taken += count
+        feed.ahead -= count
         if window.taken == len(window.numbers):
-            self._windows.popleft()
+            feed.windows.popleft()
+        if feed.is_due():
             self._request()
         return piece
 
     def _stop_after_error(self) -> None:
         """Decode nothing after an error; decoding of everything before it has begun already."""
-        self._sizes.clear()
-        self._rows_to_request = 0
-        last = self._batches[-1]
+        self._left, last = 0, self._batches[-1]
+        for feed in self._feeds:
+            feed.to_request = 0
         last.unfinished -= last.size - last.taken
         last.size = last.taken
 
     def _finish(self, piece: _Piece) -> None:
         batch, window = piece.batch, piece.window
-        batch.unfinished -= piece.rows
+        batch.unfinished -= len(piece.rows)
         if not batch.unfinished and batch is self._batches[0]:
             self._finished.notify()
-        window.unfinished -= piece.rows
+        window.unfinished -= len(piece.rows)
         if not window.unfinished:
             self._bytes_ahead -= window.bytes
             window.loaded.clear()
@@ -384,15 +453,16 @@ class Engine:
         return Batch(batch.images, batch.labels, batch.weights, batch.features)
 
     def _waits_for(self) -> str:
-        window = self._windows[0] if self._windows else None
-        if window is None or not window.unread:
+        windows = (feed.windows[0] for feed in self._feeds if feed.windows)
+        window = next((window for window in windows if window.unread), None)
+        if window is None:
             return "decoding"
         first = next(piece for piece, run in zip(window.pieces, window.loaded, strict=True) if run is None)
         return f"waiting for {plural(window.unread, 'read')}, such as {first.path}"
 
-    def cursor(self) -> Cursor:
-        """Where the next engine continues, once the last batch was handed out."""
-        return Cursor(self._upcoming, self._windows[0] if self._windows else None)
+    def cursors(self) -> list[Cursor]:
+        """Where the next engine continues each feed, once the last batch was handed out."""
+        return [Cursor(feed.upcoming, feed.windows[0] if feed.windows else None) for feed in self._feeds]
 
 
 # Engines whose threads run. They are ended before the interpreter exits: a thread that returns from C++ or Rust while

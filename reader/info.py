@@ -93,6 +93,9 @@ class DatasetInfo:
     compression: str
     manifest: Manifest
 
+    def __hash__(self) -> int:
+        return hash(self.url)
+
     def __repr__(self) -> str:
         counts = ", ".join(f"{name} {split.records}" for name, split in self.splits.items()) or "no"
         sizes = [f"{size[0]}x{size[1]}" for size in (self.image.min_size, self.image.max_size) if size]
@@ -254,7 +257,7 @@ def load_info(dataset: DatasetInfo | str | os.PathLike[str]) -> DatasetInfo:
     if isinstance(dataset, DatasetInfo):
         return dataset
     if not isinstance(dataset, str | os.PathLike) or not isinstance(given := os.fspath(dataset), str) or "\0" in given:
-        shown = reprlib.repr(dataset) + " (datasets aren't mixed)" * isinstance(dataset, list | tuple)
+        shown = reprlib.repr(dataset) + " (imageshards.mix reads several)" * isinstance(dataset, list | tuple)
         raise UsageError(f"no dataset: {shown}: give its URL or path, or what imageshards.load_info returns")
     pattern = _WITH_VERSION.fullmatch(given)
     url = normalize(pattern["folder"] if pattern else given)

@@ -19,7 +19,8 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from reader.position import WINDOW_RUNS, Phase, Position, share_before
+from reader.position import WINDOW_RUNS, Part, Phase, Position, share_before
+from reader.shares import Dealing
 
 Integers = npt.NDArray[np.int64]
 Keys = npt.NDArray[np.uint64]
@@ -156,15 +157,6 @@ def epoch_order(draws: Draws, seed: int) -> list[Spans]:
     return order
 
 
-def share(order: Spans, offset: int, hosts: int, host: int) -> Spans:
-    """One host's equal, contiguous share of `order`; `offset` says which hosts get the odd records (see `Phase`)."""
-    end = offset + order.records
-    return order.cut(
-        share_before(end, hosts, host) - share_before(offset, hosts, host),
-        share_before(end, hosts, host + 1) - share_before(offset, hosts, host + 1),
-    )
-
-
 def window_bounds(order: Spans, window_runs: int) -> Integers:
     """How `order` is cut into windows: spans [bounds[i], bounds[i + 1]) are window i.
 
@@ -201,7 +193,7 @@ def substitute(first: Integers, seed: int, epoch: int, number: int, draw: int) -
     return begin + (number - int(first[run]) + turn) % (end - begin)
 
 
-def unread(draws: Draws, position: Position) -> list[Spans]:
+def unread(draws: Draws, position: Position | Part) -> list[Spans]:
     """Of each pass of the current epoch what was unread when the last phase began, in the order that hosts share."""
     passes = epoch_order(draws, position.seed)
     for phase in position.phases[:-1]:
@@ -209,20 +201,21 @@ def unread(draws: Draws, position: Position) -> list[Spans]:
     return passes
 
 
-def _rest(draws: Draws, passes: list[Spans], phase: Phase, seed: int) -> list[Spans]:
+def _rest(draws: Draws, passes: list[Spans], phase: Phase | Dealing, seed: int) -> list[Spans]:
     """What a phase left unread of each pass, host after host."""
-    offset, read, rest = phase.offset, [phase.read_by(host) for host in range(phase.hosts)], []
+    dealt, read, rest = 0, [phase.read_by(host) for host in range(phase.hosts)], []
     for number, order in enumerate(passes):
         parts = [order.slice(0, 0)]
+        cuts = phase.cuts(dealt, order.records)
         for host in range(phase.hosts):
-            spans = share(order, offset, phase.hosts, host)
+            spans = order.cut(cuts[host], cuts[host + 1])
             bounds = window_bounds(spans, draws.window_runs(number, phase.window_runs))
             window, within = _find_window(spans, bounds, read[host])
             if window < len(bounds) - 1:
                 indices = shuffled(draws, spans.slice(bounds[window], bounds[window + 1]).numbers(), seed)
                 parts += [_spans(indices[within:], draws.first), spans.slice(bounds[window + 1], len(spans.run))]
             read[host] = max(0, read[host] - spans.records)
-        offset = (offset + order.records) % phase.hosts
+        dealt += order.records
         rest.append(Spans(*(np.concatenate(arrays) for arrays in zip(*parts, strict=True))))
     return rest
 
@@ -244,7 +237,7 @@ def _spans(numbers: Integers, first: Integers) -> Spans:
     return Spans(run[heads], numbers[heads], numbers[tails] + 1)
 
 
-def train_windows(epochs: Epochs, position: Position, host: int) -> Iterator[Window]:
+def train_windows(epochs: Epochs, position: Position | Part, host: int) -> Iterator[Window]:
     """Windows that one host reads from `position` on, in training order, epoch after epoch, without end.
 
     Args:
@@ -256,10 +249,11 @@ def train_windows(epochs: Epochs, position: Position, host: int) -> Iterator[Win
         Windows with at least one record each.
     """
     phase, draws = position.phases[-1], epochs(position.epoch)
-    passes, offset, read = unread(draws, position), phase.offset, phase.read_by(host)
+    passes, dealt, read = unread(draws, position), 0, phase.read_by(host)
     while True:
         for number, order in enumerate(passes):
-            spans = share(order, offset, phase.hosts, host)
+            cuts = phase.cuts(dealt, order.records)
+            spans = order.cut(cuts[host], cuts[host + 1])
             bounds = window_bounds(spans, draws.window_runs(number, phase.window_runs))
             window, within = _find_window(spans, bounds, read)
             for begin, end in zip(bounds[window:-1], bounds[window + 1 :], strict=True):
@@ -268,7 +262,7 @@ def train_windows(epochs: Epochs, position: Position, host: int) -> Iterator[Win
                     yield Window(draws.epoch, draws.draws(indices[within:]))
                 within = 0
             read = max(0, read - spans.records)
-            offset = (offset + order.records) % phase.hosts
+            dealt += order.records
         draws = epochs(draws.epoch + 1)
         passes, read = epoch_order(draws, position.seed), 0
 

@@ -10,14 +10,16 @@ It counts *trained* steps, never what an iterator handed out: input pipelines re
 from __future__ import annotations
 
 import reprlib
-from typing import Annotated, Any
+from collections.abc import Sequence
+from typing import Annotated, Any, NamedTuple, Self, TypeAlias
 
 from msgspec import Meta, Struct, json
-from msgspec.structs import replace
+from msgspec.structs import astuple, replace
 
 from beam_pipeline.errors import UsageError
 from beam_pipeline.text import one_line
 from reader.hosts import batch_size_of, integer
+from reader.shares import MAX_PERIOD, Dealing, Rule, rule_of
 
 _SHOWN_CHARACTERS = 80
 
@@ -65,8 +67,58 @@ class Phase(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
         """Records of this epoch that all hosts together have read in this phase."""
         return self.hosts * self.taken - self.offset
 
+    def cuts(self, dealt: int, records: int) -> Sequence[int]:
+        """How `records`, dealt after `dealt` others of this phase, are cut into the hosts' shares: hosts + 1 bounds."""
+        begin, hosts = self.offset + dealt, self.hosts
+        return [share_before(begin + records, hosts, h) - share_before(begin, hosts, h) for h in range(hosts + 1)]
 
-class Position(Struct, frozen=True, tag_field="format", tag=1, forbid_unknown_fields=True):
+
+class _Steps:
+    """What the positions of a dataset and of a mix have in common."""
+
+    __slots__ = ()
+
+    global_batch_size: int
+    step: int
+
+    @property
+    def records_read(self) -> int:
+        """Records that were read since the run first began."""
+        raise NotImplementedError
+
+    @property
+    def batches_read(self) -> int:
+        """Batches of this size that the records read so far fill: exactly `step` unless the size has changed."""
+        return self.records_read // self.global_batch_size
+
+    def at(self, step: Any) -> Self:
+        """The position at a global step: an int, `optimizer.iterations`, a NumPy or JAX scalar, a variable.
+
+        Raises:
+            UsageError: `step` is no integer, or below this position's own.
+        """
+        steps = integer("step", step) - self.step
+        if steps < 0:
+            raise UsageError(
+                f"step {self.step + steps} is before step {self.step}, where this position is: give the global step, "
+                "counted from the beginning of the run through every resume"
+            )
+        return self.after(steps)
+
+    def after(self, steps: Any) -> Self:
+        """The position `steps` trained steps after this one. `at` takes the global step, which training counts anyway.
+
+        Raises:
+            UsageError: `steps` is negative or no integer.
+        """
+        raise NotImplementedError
+
+    def to_json(self) -> str:
+        """One line of JSON, under 10 kB (some 25 bytes for each change of the hosts within the current epoch)."""
+        return json.encode(self).decode()
+
+
+class Position(_Steps, Struct, frozen=True, tag_field="format", tag=1, forbid_unknown_fields=True):
     """How far the endless stream of epochs that `train_batches` reads has been trained on.
 
     Attributes:
@@ -94,40 +146,26 @@ class Position(Struct, frozen=True, tag_field="format", tag=1, forbid_unknown_fi
         return self.phases[-1].hosts
 
     @property
+    def parts(self) -> list[Position]:
+        """Each of its sources by itself: there is one."""
+        return [self]
+
+    @property
     def window_runs(self) -> int:
         """Runs in a shuffle window from here on."""
         return self.phases[-1].window_runs
 
     @property
-    def records_read(self) -> int:
-        """Records that were read since the run first began."""
-        return self.epoch * self.records + sum(phase.read for phase in self.phases)
+    def read(self) -> int:
+        """Records of the epoch that were read."""
+        return sum(phase.read for phase in self.phases)
 
     @property
-    def batches_read(self) -> int:
-        """Batches of this size that the records read so far fill: exactly `step` unless the size has changed."""
-        return self.records_read // self.global_batch_size
-
-    def at(self, step: Any) -> Position:
-        """The position at a global step: an int, `optimizer.iterations`, a NumPy or JAX scalar, a variable.
-
-        Raises:
-            UsageError: `step` is no integer, or below this position's own.
-        """
-        steps = integer("step", step) - self.step
-        if steps < 0:
-            raise UsageError(
-                f"step {self.step + steps} is before step {self.step}, where this position is: give the global step, "
-                "counted from the beginning of the run through every resume"
-            )
-        return self.after(steps)
+    def records_read(self) -> int:
+        """Records that were read since the run first began."""
+        return self.epoch * self.records + self.read
 
     def after(self, steps: Any) -> Position:
-        """The position `steps` trained steps after this one. `at` takes the global step, which training counts anyway.
-
-        Raises:
-            UsageError: `steps` is negative or no integer.
-        """
         last, steps = self.phases[-1], integer("steps", steps, 0)
         taken = last.taken + steps * (self.global_batch_size // last.hosts)
         left = self.records - sum(phase.read for phase in self.phases[:-1])  # of the epoch, when the last phase began
@@ -162,23 +200,137 @@ class Position(Struct, frozen=True, tag_field="format", tag=1, forbid_unknown_fi
             phases = (*phases, now)
         return replace(self, global_batch_size=global_batch_size, phases=phases)
 
-    def to_json(self) -> str:
-        """One line of JSON, under 10 kB (some 25 bytes for each change of the hosts within the current epoch)."""
-        return json.encode(self).decode()
-
     @classmethod
-    def from_json(cls, text: str) -> Position:
-        """The position that `to_json` wrote. Raises UsageError if it is something else, or no training was there."""
+    def from_json(cls, text: str) -> AnyPosition:
+        """The position that `to_json` wrote, also of a mix.
+
+        Raises:
+            UsageError: it is something else, or no training was there.
+        """
         try:
-            position = _decoder.decode(text)
-            read = sum(phase.read for phase in position.phases)
-            if read >= position.records:
-                raise UsageError(f"{read} records read of an epoch of {position.records}")
-            batch_size_of(position.global_batch_size, position.phases[-1].hosts)
+            position: AnyPosition = _decoder.decode(text)
+            batch_size_of(position.global_batch_size, position.hosts)
+            for part in position.parts:
+                if part.read >= part.records:
+                    raise UsageError(f"{part.read} records read of an epoch of {part.records}")
         except (ValueError, TypeError, RecursionError) as error:
             shown = repr(text[:_SHOWN_CHARACTERS]) if isinstance(text, str) else reprlib.repr(text)
             raise UsageError(f"not an imageshards.Position: {shown}: {one_line(error)}") from None
         return position
 
 
-_decoder = json.Decoder(Position)  # built by the import: see `schema.manifest.build_types`
+class RowPhase(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """A phase of one source of a mix: of all rows those with the numbers [begin, end), see `shares.Dealing`."""
+
+    hosts: Annotated[int, Meta(ge=1, le=MAX_HOSTS)]
+    window_runs: Annotated[int, Meta(ge=1, le=MAX_WINDOW_RUNS)]
+    begin: Annotated[int, Meta(ge=0)]
+    end: Annotated[int, Meta(ge=0)]
+
+
+class MixSource(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """How far one source of a mix has been trained on; as a `Position`."""
+
+    source: str
+    weight: Annotated[int, Meta(ge=1, le=MAX_PERIOD)]
+    records: Annotated[int, Meta(ge=1)]
+    epoch: Annotated[int, Meta(ge=0)]
+    phases: Annotated[tuple[RowPhase, ...], Meta(min_length=1)]
+
+
+class Part(NamedTuple):
+    """A source of a mix as `order` reads it: what it takes of a `Position`."""
+
+    records: int
+    seed: int
+    epoch: int
+    phases: tuple[Dealing, ...]
+
+    @property
+    def read(self) -> int:
+        """Records of the epoch that were read."""
+        return sum(phase.read for phase in self.phases)
+
+
+class MixPosition(_Steps, Struct, frozen=True, tag_field="format", tag=2, forbid_unknown_fields=True):
+    """How far the stream that `mix` reads has been trained on.
+
+    Attributes:
+        sources: what was read of each.
+        records: in an iteration.
+        seed, global_batch_size, step: as of a `Position`.
+        row: rows that each host has read since the run first began, from which follows whose the next ones are.
+    """
+
+    sources: Annotated[tuple[MixSource, ...], Meta(min_length=1)]
+    records: Annotated[int, Meta(ge=1)]
+    seed: int
+    global_batch_size: Annotated[int, Meta(ge=1)]
+    row: Annotated[int, Meta(ge=0)]
+    step: Annotated[int, Meta(ge=0)]
+
+    def __post_init__(self) -> None:
+        integer("the sum of all weights", sum(one.weight for one in self.sources), 1, MAX_PERIOD)
+        if {(one.phases[-1].hosts, one.phases[-1].end) for one in self.sources} != {
+            (self.hosts, self.row * self.hosts)
+        }:
+            raise ValueError("its sources aren't read to one row")
+
+    @property
+    def hosts(self) -> int:
+        """How many hosts read."""
+        return self.sources[0].phases[-1].hosts
+
+    @property
+    def source(self) -> str:
+        """Names the sources and their weights."""
+        return ", ".join(f"{one.source} × {one.weight}" for one in self.sources)
+
+    @property
+    def rule(self) -> Rule:
+        """Whose each row is."""
+        return rule_of(tuple(one.weight for one in self.sources))
+
+    @property
+    def parts(self) -> list[Part]:
+        """Each source by itself."""
+        return [
+            Part(one.records, self.seed, one.epoch, tuple(Dealing(self.rule, at, *astuple(p)) for p in one.phases))
+            for at, one in enumerate(self.sources)
+        ]
+
+    @property
+    def records_read(self) -> int:
+        """Records that were read since the run first began."""
+        return sum(part.epoch * part.records + part.read for part in self.parts)
+
+    def after(self, steps: Any) -> MixPosition:
+        hosts, steps = self.hosts, integer("steps", steps, 0)
+        row, sources = self.row + steps * (self.global_batch_size // hosts), list[MixSource]()
+        for one, part in zip(self.sources, self.parts, strict=True):
+            last = replace(one.phases[-1], end=row * hosts)
+            more = Dealing(self.rule, len(sources), *astuple(last))
+            left = one.records - sum(phase.read for phase in part.phases[:-1])  # when the last phase began
+            if (read := more.read) < left:
+                sources.append(replace(one, phases=(*one.phases[:-1], last)))
+                continue
+            epochs, _ = divmod(read - left, one.records)
+            last = replace(last, begin=more.row_after(left + epochs * one.records))
+            sources.append(replace(one, epoch=one.epoch + 1 + epochs, phases=(last,)))
+        return replace(self, sources=tuple(sources), row=row, step=self.step + steps)
+
+    def on(self, *, global_batch_size: int, hosts: int) -> MixPosition:
+        """As `Position.on`; each source keeps its window."""
+        global_batch_size, hosts = integer("global_batch_size", global_batch_size), integer("hosts", hosts, 1)
+        batch_size_of(global_batch_size, hosts)
+        row, sources = self.row * hosts, []
+        for one, part in zip(self.sources, self.parts, strict=True):
+            if hosts != self.hosts:
+                phases = (phase for phase, dealing in zip(one.phases, part.phases, strict=True) if dealing.read)
+                one = replace(one, phases=(*phases, RowPhase(hosts, one.phases[-1].window_runs, row, row)))
+            sources.append(one)
+        return replace(self, sources=tuple(sources), global_batch_size=global_batch_size)
+
+
+AnyPosition: TypeAlias = Position | MixPosition
+_decoder = json.Decoder(AnyPosition)  # built by the import: see `schema.manifest.build_types`

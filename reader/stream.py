@@ -6,9 +6,9 @@ import copy
 import logging
 import reprlib
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Annotated, Any, ClassVar, Self
+from typing import Annotated, Any, ClassVar, NamedTuple, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -18,16 +18,16 @@ from beam_pipeline.errors import ImageShardsError, UsageError
 from beam_pipeline.schema.manifest import FOREIGN_KEY
 from beam_pipeline.text import one_line
 from reader import order
-from reader.balance import Balance
+from reader.balance import Balance, Weights
 from reader.buffers import BufferPool
 from reader.cache import Cache, open_cache
-from reader.engine import Batch, Cursor, Engine, Source
-from reader.features import note_boxes, pick_features, stacked
+from reader.engine import Batch, Cursor, Engine, Feed, RowNumbers, Source
+from reader.features import Feature, note_boxes, pick_features, stacked
 from reader.hosts import Host, batch_size_of, integer, share_of_host
 from reader.info import DatasetInfo
 from reader.machine import cpu_count
 from reader.pixels import ImageDecoder
-from reader.position import WINDOW_RUNS, Position
+from reader.position import WINDOW_RUNS, AnyPosition, MixPosition, Position
 from reader.rows import RecordRows
 from reader.runs import RunReader, SelectedTable
 from reader.select import Selection
@@ -47,7 +47,7 @@ class State(Struct, frozen=True, forbid_unknown_fields=True):
         step: how many steps of the loop's iteration are read.
     """
 
-    position: Position
+    position: AnyPosition
     step: Annotated[int, Meta(ge=0)]
 
     @classmethod
@@ -166,13 +166,53 @@ class BatchIterator(Iterator[Element]):
             self._batches.end(self._begin)
 
 
-class _Opened:
-    """An open dataset: run index, storage clients, buffers, and what an iteration read for the next one."""
+class Part(NamedTuple):
+    """Records of one dataset that batches are made of.
 
-    def __init__(self, source: Source, pool: BufferPool, balance: Balance | None) -> None:
-        self.source, self.pool, self.balance = source, pool, balance
+    Attributes:
+        info, split: the dataset and its split string.
+        selection: those that are read; None for all.
+        balance: how often; None for once an epoch.
+    """
+
+    info: DatasetInfo
+    split: str
+    selection: Selection | None = None
+    balance: Weights | None = None
+
+    def __str__(self) -> str:
+        return f"{self.info.name} {self.info.version} {self.split}"
+
+    @property
+    def source(self) -> str:
+        """Names the records, their order and their runs, as a position does."""
+        selected = "" if self.selection is None else f" selection {self.selection.digest}"
+        return (
+            self.info.source(self.split)
+            + selected
+            + ("" if self.balance is None else f" balance {self.balance.digest}")
+        )
+
+    @property
+    def records(self) -> int:
+        """Records in an epoch."""
+        if self.balance is not None:
+            return self.balance.records
+        return self.info.records(self.split) if self.selection is None else self.selection.size
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """Names of the classes."""
+        return self.info.classes if self.selection is None else self.selection.classes
+
+
+class _Opened:
+    """Open datasets: run indexes, storage clients, buffers, and what an iteration read for the next one."""
+
+    def __init__(self, sources: Sequence[Source], balances: Sequence[Balance | None]) -> None:
+        self.sources, self.balances, self.pool = sources, balances, BufferPool()
         # Where the next iteration begins → what was read for it. `pop` gives it to one of several threads.
-        self.rest: dict[Position, Cursor] = {}
+        self.rest: dict[AnyPosition, list[Cursor]] = {}
 
 
 class Batches:
@@ -180,6 +220,7 @@ class Batches:
 
     Args:
         arguments: of the builder.
+        parts: what is read.
         start: where the first iteration begins.
 
     Attributes:
@@ -197,8 +238,8 @@ class Batches:
     _is_training: ClassVar[bool]
     _build: ClassVar[Callable[..., Batches]]
 
-    def __init__(self, arguments: Mapping[str, Any], start: Position) -> None:
-        info, labels, on_error = arguments["dataset"], arguments["labels"], arguments["on_error"]
+    def __init__(self, arguments: Mapping[str, Any], parts: Sequence[Part], start: AnyPosition) -> None:
+        labels, on_error = arguments["labels"], arguments["on_error"]
         if labels not in ("int", "one_hot"):
             raise UsageError(f"labels must be int or one_hot, got {labels!r}")
         if on_error not in ("raise", "skip"):
@@ -209,33 +250,25 @@ class Batches:
         self.host, self.hosts, self._replicas = share_of_host(self.given_host)
         self.batch_size = batch_size_of(start.global_batch_size, self.hosts, self._replicas)
         self.steps = self._steps_of(start.global_batch_size)
-        self.features = pick_features(info, arguments["features"] or ())
-        selection: Selection | None = arguments["where"]
-        self.classes = info.classes if selection is None else selection.classes
+        self._parts = parts
+        self.features = _common_features(parts, arguments["features"] or ())
+        self.classes, ids = join_classes([part.classes for part in parts])
         self.one_hot_classes = len(self.classes) if labels == "one_hot" else None
-        decode = ImageDecoder(
-            info.image,
-            arguments["image_size"],
-            arguments["resize_mode"],
-            arguments.get("augment"),
-            is_foreign=FOREIGN_KEY in info.manifest,
-        )
-        self.shape = decode.shape
-        is_stored = info.image.min_size == info.image.max_size == self.shape[:2]
-        self._moves_pixels = not is_stored or arguments.get("augment") is not None
-        self._rows = RecordRows(info, decode, self.features, None if selection is None else selection.labels)
+        self._rows = [self._rows_of(part, new) for part, new in zip(parts, ids, strict=True)]
+        self.shape = _common_shape([rows.shape for rows in self._rows])
+        sizes = {size for part in parts for size in (part.info.image.min_size, part.info.image.max_size)}
+        self._moves_pixels = sizes != {self.shape[:2]} or arguments.get("augment") is not None
         self._convert: Callable[[RecordRows], RecordRows] | None = None
-        self._skips = Skips() if on_error == "skip" else None
+        self._skips = [Skips() if on_error == "skip" else None for _ in parts]
         self._next = [State(start, 0)]  # where the next loop begins; shared with a copy that is `light`
         self._opened: _Opened | None = self._open()
         self._opened_elsewhere: Callable[[], _Opened | None] = lambda: None  # of the batches that this is `light` of
 
     def __repr__(self) -> str:
-        info, split = self._arguments["dataset"], self._arguments["split"]
         host = f", host {self.host} of {self.hosts}" if self.hosts > 1 else ""
         images = f"{self.batch_size} images {'x'.join(map(str, self.shape))}"
         more = "".join(f", {name}" for name in self.features)
-        return f"{type(self).__name__}({info.name} {info.version} {split}{host}: {len(self)} batches of {images}{more})"
+        return f"{type(self).__name__}({self._name()}{host}: {len(self)} batches of {images}{more})"
 
     @staticmethod
     def check_given(given: object, function: str) -> None:
@@ -264,7 +297,7 @@ class Batches:
     @property
     def skipped(self) -> int:
         """How many corrupt records `on_error="skip"` has left out so far, each counted once."""
-        return 0 if self._skips is None else self._skips.count
+        return sum(skips.count for skips in self._skips if skips is not None)
 
     def light(self) -> Self:
         """A copy without open files, safe to capture in a function that is never freed: it opens what it reads."""
@@ -283,7 +316,7 @@ class Batches:
         if self._opened is not None:
             self._opened.rest.clear()
 
-    def at(self, position: Position, rest: bool = True) -> Self:
+    def at(self, position: AnyPosition, rest: bool = True) -> Self:
         """The same batches from another position on: files that are open stay open, nothing is checked again.
 
         Args:
@@ -307,7 +340,7 @@ class Batches:
         """
         self._resume(state.position, state.step)
 
-    def _resume(self, position: Position, step: int | None) -> None:
+    def _resume(self, position: AnyPosition, step: int | None) -> None:
         """Begin the next loop at a step of an iteration; None for the one that the position counts to."""
         start, steps = self._continued(position), self._steps_of(position.global_batch_size)
         step = position.batches_read % steps if step is None else step
@@ -362,52 +395,92 @@ class Batches:
         """
         opened = self._opened or self._opened_elsewhere() or self._open()
         sizes, (index, count) = self.sizes(begin.step, turn), turn
-        cursor = opened.rest.pop(begin.position, None) if count == 1 else None
+        cursors = opened.rest.pop(begin.position, None) if count == 1 else None
         opened.rest.clear()
-        if cursor is None:
+        by_part = self._sizes_by_part(begin)
+        if cursors is None:
             windows = self._windows(opened, begin)
             if count > 1:
-                windows = order.turn(windows, self.sizes(begin.step), index, count)
-            cursor = Cursor(windows)
+                windows = [order.turn(*one, index, count) for one in zip(windows, by_part, strict=True)]
+            cursors = [Cursor(one) for one in windows]
+        records = [sum(sizes[index::count]) for sizes in by_part]
+        feeds = [Feed(*feed) for feed in zip(opened.sources, self._rows, cursors, records, strict=True)]
         more: dict[str, Any] = {"seed": self.start.seed, "for_training": self._is_training}
         with Engine(
-            opened.source, self._rows, cursor, sizes, threads=threads or cpu_count(), pool=opened.pool, **more
+            *(feeds, sizes, self._rows_by_part(begin, turn)), threads=threads or cpu_count(), pool=opened.pool, **more
         ) as engine:
             for number in range(1, len(sizes) + 1):
                 batch = engine.next_batch()
                 if number == len(sizes):
                     if count == 1 and self._is_training:
-                        opened.rest = {self.loop_after(begin).position: engine.cursor()}
-                    opened.source.report()
+                        opened.rest = {self.loop_after(begin).position: engine.cursors()}
+                    for skips in filter(None, self._skips):
+                        skips.report()
                 yield self._arrays(batch)
 
     def with_rows(self, convert: Callable[[RecordRows], RecordRows]) -> Self:
         """The same with other rows, made of these."""
         batches = copy.copy(self)
-        batches._convert, batches._rows = convert, convert(self._rows)
+        batches._convert, batches._rows = convert, [convert(rows) for rows in self._rows]
         return batches
 
     def _open(self) -> _Opened:
-        info, split, cache, where = (self._arguments[name] for name in ("dataset", "split", "cache", "where"))
-        weights = self._arguments.get("balance")
-        source = open_source(info, split, self._skips, cache, where, with_labels=weights is not None)
-        table = source.reader.table
-        balance = Balance(weights, table, self.classes) if weights and isinstance(table, SelectedTable) else None
-        return _Opened(source, BufferPool(), balance)
+        sources, balances = [], []
+        for (info, split, selection, weights), skips in zip(self._parts, self._skips, strict=True):
+            sources.append(
+                open_source(info, split, skips, self._arguments["cache"], selection, with_labels=weights is not None)
+            )
+            table = sources[-1].reader.table
+            balances.append(
+                Balance(weights, table, self.classes) if weights and isinstance(table, SelectedTable) else None
+            )
+        return _Opened(sources, balances)
 
-    def _continued(self, position: Position) -> Position:
+    def _rows_of(self, part: Part, ids: Sequence[int] | None) -> RecordRows:
+        """How records of a part are parsed and decoded; `ids`: index in its classes → class id, None if equal."""
+        info, arguments = part.info, self._arguments
+        decode = ImageDecoder(
+            info.image,
+            arguments["image_size"],
+            arguments["resize_mode"],
+            arguments.get("augment"),
+            is_foreign=FOREIGN_KEY in info.manifest,
+        )
+        labels: Sequence[int] | None = None if part.selection is None else part.selection.labels
+        if ids is not None:
+            labels = [-1 if label < 0 else ids[label] for label in labels or range(info.num_classes)]
+        return RecordRows(info, decode, self.features, labels)
+
+    def _name(self) -> str:
+        """What is read, in words."""
+        return str(self._parts[0])
+
+    def _sizes_by_part(self, begin: State) -> list[list[int]]:
+        """Of each part, how many records of it each batch of a loop has."""
+        return [self.sizes(begin.step)]
+
+    def _rows_by_part(self, begin: State, turn: tuple[int, int]) -> Iterator[Sequence[RowNumbers]] | None:
+        """For each batch that `read` yields the rows of each part; None if there is one part only."""
+        return None
+
+    def _continued(self, position: AnyPosition) -> Any:
         """A position, continued by these hosts and batches."""
-        if not isinstance(position, Position):
+        if not isinstance(position, AnyPosition):
             raise UsageError(
                 "position must be an imageshards.Position, such as batches.position_at(trained_steps), or "
                 f"Position.from_json of saved text, got {reprlib.repr(position)}"
+            )
+        if type(position) is not type(self.start):
+            kinds = {Position: "a dataset", MixPosition: "a mix"}
+            raise UsageError(
+                f"the position is that of {kinds[type(position)]}, these batches are {kinds[type(self.start)]}"
             )
         for name, meaning in (("source", _differing(self.start, position)), ("records", "number of records")):
             ours, given = getattr(self.start, name), getattr(position, name)
             if ours != given:
                 raise UsageError(f"the position was made with another {meaning}: {given!r}, here it is {ours!r}")
         for name in ("seed", "window_runs"):
-            given, used = self._arguments.get(name), getattr(position, name)
+            given, used = self._arguments.get(name), getattr(position, name, None)
             if given is not None and used not in (given, getattr(self._beginning, name)):  # windows may be cut
                 raise UsageError(f"the position was made with another {name}: {used}, here it is {given}")
         return position.on(global_batch_size=self.start.global_batch_size, hosts=self.hosts)
@@ -441,17 +514,51 @@ class Batches:
         """Steps of an iteration in batches of this size."""
         raise NotImplementedError
 
-    def _position(self, state: State, steps: int) -> Position:
+    def _position(self, state: State, steps: int) -> AnyPosition:
         """Of the next record, so many steps after a state."""
         raise NotImplementedError
 
-    def _windows(self, opened: _Opened, begin: State) -> Iterator[order.Window]:
-        """The records of a loop, in order."""
+    def _windows(self, opened: _Opened, begin: State) -> list[Iterator[order.Window]]:
+        """The records of a loop by part, in order."""
         raise NotImplementedError
 
 
-def _differing(ours: Position, given: Position) -> str:
+def join_classes(names: Sequence[Sequence[str]]) -> tuple[tuple[str, ...], Sequence[Sequence[int] | None]]:
+    """The class names of all sources, and of each source its index → class id: None if they are the same lists."""
+    if all(one == names[0] for one in names):
+        return tuple(names[0]), [None] * len(names)
+    joined = tuple(sorted({name for one in names for name in one}))
+    ids = {name: number for number, name in enumerate(joined)}
+    return joined, [[ids[name] for name in one] for one in names]
+
+
+def _common_features(parts: Sequence[Part], names: Sequence[str]) -> Mapping[str, Feature]:
+    """The features with these names, which are of one type in all parts."""
+    features = pick_features(parts[0].info, names)
+    for part in parts[1:]:
+        for name, feature in pick_features(part.info, list(features)).items():
+            if feature != features[name]:
+                raise UsageError(f"features: {name!r} is {features[name]} in {parts[0]}, but {feature} in {part}")
+    return features
+
+
+def _common_shape(shapes: Sequence[Any]) -> tuple[int, int, int]:
+    """The shape of the images of all parts."""
+    if len({*shapes}) > 1:
+        found = " and ".join("x".join(map(str, shape)) for shape in dict.fromkeys(shapes))
+        raise UsageError(
+            f"the sources have images of {found} (height, width, channels): give image_size=, if they "
+            "have as many channels"
+        )
+    shape: tuple[int, int, int] = shapes[0]
+    return shape
+
+
+def _differing(ours: AnyPosition, given: AnyPosition) -> str:
     """What two positions' sources differ in, in words."""
+    if isinstance(ours, MixPosition) and isinstance(given, MixPosition):
+        (names, other_names) = ([one.source for one in position.sources] for position in (ours, given))
+        return "weights" if names == other_names else "sources"
     (split, *_), (other_split, *_) = (position.source.split(" balance ") for position in (ours, given))
     if split == other_split:
         return "balance"
@@ -473,7 +580,7 @@ class TrainBatches(Batches):
 
     _is_training = True
 
-    def position_at(self, step: Any) -> Position:
+    def position_at(self, step: Any) -> Any:
         """The position after a global step: what a checkpoint keeps besides the weights.
 
         Args:
@@ -497,15 +604,19 @@ class TrainBatches(Batches):
     def _steps_of(self, global_batch_size: int) -> int:
         return max(1, self.start.records // global_batch_size)
 
-    def _position(self, state: State, steps: int) -> Position:
+    def _position(self, state: State, steps: int) -> AnyPosition:
         return state.position.after(steps)
 
-    def _windows(self, opened: _Opened, begin: State) -> Iterator[order.Window]:
-        table = opened.source.reader.table
-        epochs = order.each_once(table.first, table.mean_run)
-        if opened.balance is not None:
-            epochs = partial(opened.balance.draws, self.start.seed)
-        return order.train_windows(epochs, begin.position, self.host)
+    def _windows(self, opened: _Opened, begin: State) -> list[Iterator[order.Window]]:
+        windows = []
+        parts: Sequence[Any] = begin.position.parts
+        for source, balance, position in zip(opened.sources, opened.balances, parts, strict=True):
+            table = source.reader.table
+            epochs = order.each_once(table.first, table.mean_run)
+            if balance is not None:
+                epochs = partial(balance.draws, position.seed)
+            windows.append(order.train_windows(epochs, position, self.host))
+        return windows
 
 
 class EvalBatches(Batches):
@@ -525,7 +636,7 @@ class EvalBatches(Batches):
         """The state after a step of the evaluation, or of one evaluation after the other."""
         return State(self.start, integer("step", step, 0) % self.steps)
 
-    def _continued(self, position: Position) -> Position:
+    def _continued(self, position: AnyPosition) -> Any:
         super()._continued(position)
         if position != self.start:
             raise UsageError("the state of an evaluation is for the same hosts and batch size only")
@@ -534,7 +645,7 @@ class EvalBatches(Batches):
     def _steps_of(self, global_batch_size: int) -> int:
         return -(-self.start.records // global_batch_size)
 
-    def _position(self, state: State, steps: int) -> Position:
+    def _position(self, state: State, steps: int) -> AnyPosition:
         return state.position
 
     def _sizes(self) -> list[int]:
@@ -544,14 +655,14 @@ class EvalBatches(Batches):
         size, more = divmod(stop - start, count := self.steps * self._replicas)
         return [size + 1] * more + [size] * (count - more)
 
-    def _windows(self, opened: _Opened, begin: State) -> Iterator[order.Window]:
-        table = opened.source.reader.table
+    def _windows(self, opened: _Opened, begin: State) -> list[Iterator[order.Window]]:
+        table = opened.sources[0].reader.table
         start, stop = order.eval_share(self.start.records, self.hosts, self.host)
         sizes = self._sizes()
         first = min(start + sum(sizes[: begin.step * self._replicas]), stop)
         padding = sum(sizes[begin.step * self._replicas :]) - (stop - first)
         window_runs = order.each_once(table.first, table.mean_run)(0).window_runs(0, WINDOW_RUNS)
-        return order.eval_windows(table.first, first, stop, padding, window_runs)
+        return [order.eval_windows(table.first, first, stop, padding, window_runs)]
 
     def _arrays(self, batch: Batch) -> Element:
         return *super()._arrays(batch), batch.weights

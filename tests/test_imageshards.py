@@ -87,8 +87,8 @@ def test_no_message_of_either_package_names_another_program() -> None:
 TRAINER = [
     *("Config", "DatasetInfo", "EvalBatches", "Evaluation", "ImageShardsError", "Manifest", "Position", "Prediction"),
     *("Records", "TrainBatches", "TrainOptions", "__version__", "as_jax", "as_tf", "as_torch", "augment", "beam"),
-    *("decode", "eval_batches", "eval_dataset", "evaluate", "keras", "load_info", "load_run", "predict"),
-    *("record_dataset", "records", "tools", "train", "train_batches", "train_dataset", "write"),
+    *("decode", "eval_batches", "eval_dataset", "evaluate", "keras", "load_info", "load_run", "mix"),
+    *("predict", "record_dataset", "records", "tools", "train", "train_batches", "train_dataset", "write"),
 ]
 TOOLS = ["bench", "diff", "duplicates", "index", "rejects", "report", "show", "verify"]
 BEAM = ["ConvertedImage", "ImageRef", "ListImages", "ReadImages", "RejectLine", "WriteDataset", "from_worker"]

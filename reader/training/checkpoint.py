@@ -10,7 +10,7 @@ from msgspec import convert
 
 from beam_pipeline import storage
 from beam_pipeline.errors import ImageShardsError
-from reader.position import Position
+from reader.position import AnyPosition, Position
 from reader.saves import PackedState, Saves, pack_state, values_of
 from reader.training.compile import LOSS
 from reader.training.options import Recipe
@@ -59,7 +59,7 @@ class Checkpoints:
         ImageShardsError: there are checkpoints, but none can be used.
     """
 
-    def __init__(self, out: OutFolder, recipe: Recipe, begin: Position, is_written: bool) -> None:
+    def __init__(self, out: OutFolder, recipe: Recipe, begin: AnyPosition, is_written: bool) -> None:
         self._recipe, self._given = recipe, storage.join(out.as_given, _FOLDER)
         self._saves = Saves(self._given, warn, is_written)
         found = self._saves.newest(self._progress)
@@ -68,7 +68,7 @@ class Checkpoints:
         self.best: list[Any] = []
         self._sums: list[Any] = []
 
-    def save(self, position: Position, model: Any, sums: Sequence[Any]) -> None:
+    def save(self, position: AnyPosition, model: Any, sums: Sequence[Any]) -> None:
         """Write one of a model; `sums` are the variables of its metrics."""
         self.at.position, self.at.best = position.to_json(), len(self.best)
         self._saves.write(self.at.step, pack_state(model, {"progress": asdict(self.at)}, [*self.best, *sums]))

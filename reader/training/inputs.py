@@ -11,7 +11,7 @@ from reader.augment import BY_NAME
 from reader.batches import eval_batches, train_batches
 from reader.info import DatasetInfo
 from reader.keras import loop_of
-from reader.position import Position
+from reader.position import AnyPosition
 from reader.stream import Element, EvalBatches
 from reader.training.devices import Devices
 from reader.training.options import Recipe
@@ -45,11 +45,11 @@ class Inputs:
         self.waited_s = 0.0
 
     @property
-    def begin(self) -> Position:
+    def begin(self) -> AnyPosition:
         """Where a new run begins."""
         return self._train.start
 
-    def training(self, position: Position) -> Any:
+    def training(self, position: AnyPosition) -> Any:
         """What is left of the position's epoch, for `fit`."""
         return loop_of(self._train.at(position), self._timed)
 

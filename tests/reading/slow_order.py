@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 Item = tuple[int, int]  # number of a run in an epoch, and a draw
@@ -69,9 +69,8 @@ def passes_of(job: Job, epoch: int) -> list[list[Item]]:
     return [sorted(items, key=lambda item: (mixed(job, "runs", epoch, item[0]), item[1])) for items in joined]
 
 
-def windows_of(items: list[Item], offset: int, hosts: int, host: int, runs: int) -> list[list[Item]]:
-    """A host's share of a pass, dealt one by one, in windows of so many runs."""
-    dealt = [(offset + number) % hosts for number in range(len(items))]
+def windows_of(items: list[Item], dealt: list[int], host: int, runs: int) -> list[list[Item]]:
+    """A host's share of a pass, of which each host gets as many as come to it in turn, in windows of so many runs."""
     begin = sum(one < host for one in dealt)
     groups = [
         list(group) for _, group in itertools.groupby(items[begin : begin + dealt.count(host)], lambda item: item[0])
@@ -81,27 +80,29 @@ def windows_of(items: list[Item], offset: int, hosts: int, host: int, runs: int)
 
 
 def read(
-    job: Job, epoch: int, todo: list[list[Item]], hosts: int, count: int
+    job: Job, epoch: int, todo: list[list[Item]], turns: Iterator[int], counts: Sequence[int]
 ) -> tuple[list[list[Item]], int, list[list[Item]]]:
-    """(epoch, draw) of each host's next `count` draws; then the epoch that isn't read to its end, and what is left."""
-    found: list[list[Item]] = [[] for _ in range(hosts)]
-    offset = 0
+    """(epoch, draw) of each host's next draws; then the epoch that isn't read to its end, and what is left.
+
+    Hosts have their turns in the order of `turns`, which is without end.
+    """
+    found: list[list[Item]] = [[] for _ in counts]
     while True:
         left: list[list[Item]] = [[] for _ in todo]
         full = passes_of(job, epoch)
         for number, items in enumerate(todo):
+            dealt = [*itertools.islice(turns, len(items))]
             per_window = job.window_runs * job.split[0] * len({run for run, _ in full[number]})
             per_window = max(1, per_window // (job.split[1] * len(full[number])))
-            for host in range(hosts):
+            for host, count in enumerate(counts):
                 is_first = True
-                for window in windows_of(items, offset, hosts, host, per_window):
+                for window in windows_of(items, dealt, host, per_window):
                     drawn = sorted(window, key=lambda item: mixed(job, "records", epoch, item[1]))
                     taken = drawn[: count - len(found[host])]
                     found[host] += [(epoch, draw) for _, draw in taken]
                     if len(taken) < len(drawn):
                         left[number] += sorted(drawn[len(taken) :]) if is_first else window
                         is_first = False
-            offset = (offset + len(items)) % hosts
         if any(left):
             return found, epoch, left if any(at == epoch for one in found for at, _ in one) else todo
         epoch, todo = epoch + 1, passes_of(job, epoch + 1)

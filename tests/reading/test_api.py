@@ -341,7 +341,7 @@ def test_boxes_whose_pixels_are_moved_are_a_warning(
 
 def test_several_datasets_are_said_not_to_be_mixed(info: reader.DatasetInfo) -> None:
     for given in ([info, info], (info.url, info.url)):
-        with pytest.raises(UsageError, match=r"^no dataset: .* \(datasets aren't mixed\): give its URL"):
+        with pytest.raises(UsageError, match=r"^no dataset: .* \(imageshards\.mix reads several\): give its URL"):
             reader.train_batches(given, "train", global_batch_size=2)  # type: ignore[arg-type]
 
 

@@ -94,10 +94,10 @@ def test_any_selection_balance_hosts_and_resume_read_what_the_slow_reference_rea
     for leg in range(3):
         moved = hosts if leg and rng.random() < 0.5 else rng.choice([1, 2, 3, 7])
         if moved != hosts and leg:
-            _, epoch, todo = slow_order.read(job, epoch, todo, hosts, before)
+            _, epoch, todo = slow_order.read(job, epoch, todo, itertools.cycle(range(hosts)), [before] * hosts)
             before = 0
         hosts, batch, steps = moved, rng.randint(1, 16), rng.randint(1, 1 + size // 20)
-        wanted, *_ = slow_order.read(job, epoch, todo, hosts, before + batch * steps)
+        wanted, *_ = slow_order.read(job, epoch, todo, itertools.cycle(range(hosts)), [before + batch * steps] * hosts)
         for host in range(hosts):
             more = {"position": position, "host": (host, hosts), "features": ["filename"], "augment": write_seed}
             batches = reader.train_batches(info, "train", global_batch_size=batch * hosts, **options, **more)
