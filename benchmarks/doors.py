@@ -188,8 +188,6 @@ class StubDecoder:
         kind: `nothing`, or `sleep`: 270 µs in which other threads run, as while libjpeg-turbo decodes.
     """
 
-    shape = (SIZE, SIZE, 3)
-
     def __init__(self, kind: str) -> None:
         self._sleep_s = {"nothing": 0.0, "sleep": DECODING_S}[kind]
 
@@ -201,28 +199,20 @@ class StubDecoder:
 def engine(url: str, kind: str, threads: int, batch: int = BATCH) -> turns.Reader:
     """The engine of all doors, with a stub in the place of decoding and any number of threads."""
     import reader
-    from reader import order, stream
-    from reader.buffers import BufferPool
-    from reader.engine import Cursor, Engine
-    from reader.rows import RecordRows
 
-    info = reader.load_info(url)
-    source = stream.open_source(info, "train")
-    rows = RecordRows(info, StubDecoder(kind), {})
-    steps = info.steps_per_epoch("train", batch)
-    position = reader.train_batches(info, "train", global_batch_size=batch).start
-    pool = BufferPool()
-    labels = [0] * info.num_classes
+    def stubbed(rows: Any) -> Any:
+        rows.decode = StubDecoder(kind)
+        return rows
+
+    batches = reader.train_batches(url, "train", global_batch_size=batch).with_rows(stubbed)
+    found = [0] * len(batches.classes)
 
     def read() -> Iterable[int]:
-        nonlocal position
-        cursor = Cursor(order.train_windows(order.each_once(source.reader.table.first), position, 0))
-        position = position.after(steps)
-        with Engine(source, rows, cursor, [batch] * steps, threads=threads, pool=pool, seed=0) as taken:
-            for _ in range(steps):
-                found = taken.next_batch().labels
-                labels[int(found[0])] += 1
-                yield len(found)
-        assert info.num_classes == 1 or sum(map(bool, labels)) > 1, "labels aren't filled"
+        begin = batches.next_loop
+        for _, labels in batches.read(begin, threads=threads):
+            found[int(labels[0])] += 1
+            yield len(labels)
+        batches.end(begin)
+        assert len(found) == 1 or sum(map(bool, found)) > 1, "labels aren't filled"
 
     return read

@@ -38,16 +38,12 @@ from tutorial import AT_ONCE, decoder
 import reader
 from beam_pipeline import schema, storage
 from beam_pipeline.text import plural
-from reader import order
-from reader.buffers import BufferPool
-from reader.engine import Cursor, Engine
 from reader.example import ImageFinder
 from reader.info import DatasetInfo
 from reader.machine import cpu_count
 from reader.pixels import ImageDecoder
 from reader.rows import RecordRows
 from reader.splits import first_records
-from reader.stream import open_source
 from reader.tools.bench import Batches, BenchResult, Row, list_files, read_pass
 from reader.tools.read import checked_table, read_records
 from reader.tools.requests import Request, SlowStorage
@@ -221,14 +217,15 @@ def _traces(info: DatasetInfo, files: Sequence[str], latency_ms: float) -> list[
 
 def _traced_engine(info: DatasetInfo, tracer: Tracer) -> Batches:
     """What `train_batches` reads, with a decoder that is watched."""
-    batches = reader.train_batches(info, "train", global_batch_size=BATCH, image_size=SIZE)
-    source = open_source(info, "train")
-    cursor = Cursor(order.train_windows(order.each_once(source.reader.table.first), batches.start, 0))
-    rows = RecordRows(info, TracedDecoder(ImageDecoder(info.image, SIZE), tracer), {})  # type: ignore[arg-type]
+
+    def watched(rows: RecordRows) -> RecordRows:
+        rows.decode = TracedDecoder(rows.decode, tracer)
+        return rows
+
+    batches = reader.train_batches(info, "train", global_batch_size=BATCH, image_size=SIZE).with_rows(watched)
     tracer.restart()
-    with Engine(source, rows, cursor, [BATCH] * len(batches), threads=cpu_count(), pool=BufferPool()) as engine:
-        for _ in range(len(batches)):
-            yield len(engine.next_batch().labels)
+    for _, labels in batches:
+        yield len(labels)
 
 
 if __name__ == "__main__":

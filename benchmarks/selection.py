@@ -103,9 +103,9 @@ def requests(url: str, way: str) -> turns.Reader:
     """A case: 32 threads that do nothing but read the same ranges."""
     batches = batches_of(url, way, RARE_TIMES)
     opened = batches._open()
-    run_reader, total = opened.source.reader, opened.source.reader.table.total
+    run_reader, total = opened.sources[0].reader, opened.sources[0].reader.table.total
     store, pool = storage.open_storage(url), ThreadPoolExecutor(32)
-    windows = batches._windows(opened, State(batches.start, 0))
+    (windows,) = batches._windows(opened, State(batches.start, 0))
 
     def read() -> Iterable[int]:
         pieces, images = [], 0
@@ -124,12 +124,14 @@ def asked(url: str, way: str) -> float:
     """Bytes of the pieces of some epochs, as a share of those of their records."""
     batches = batches_of(url, way)
     opened = batches._open()
-    table = opened.source.reader.table
+    run_reader = opened.sources[0].reader
+    table = run_reader.table
     size = table.bytes / table.records if not hasattr(table, "size") else None
     fetched = used = drawn = 0.0
-    for window in batches._windows(opened, State(batches.start, 0)):
+    (windows,) = batches._windows(opened, State(batches.start, 0))
+    for window in windows:
         numbers = window.numbers % table.total
-        pieces, *_ = opened.source.reader.pieces_of(numbers)
+        pieces, *_ = run_reader.pieces_of(numbers)
         fetched += sum(piece.stop - piece.start for piece in pieces)
         used += float(size[table.runs_of(numbers)].sum() if size is not None else table.size[numbers].sum())
         drawn += len(numbers)
