@@ -257,7 +257,7 @@ def load_info(dataset: DatasetInfo | str | os.PathLike[str]) -> DatasetInfo:
     if isinstance(dataset, DatasetInfo):
         return dataset
     if not isinstance(dataset, str | os.PathLike) or not isinstance(given := os.fspath(dataset), str) or "\0" in given:
-        shown = reprlib.repr(dataset) + " (imageshards.mix reads several)" * isinstance(dataset, list | tuple)
+        shown = reprlib.repr(dataset) + " (imageshards.mix reads several)" * isinstance(dataset, list | tuple | dict)
         raise UsageError(f"no dataset: {shown}: give its URL or path, or what imageshards.load_info returns")
     pattern = _WITH_VERSION.fullmatch(given)
     url = normalize(pattern["folder"] if pattern else given)

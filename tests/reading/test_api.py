@@ -340,7 +340,7 @@ def test_boxes_whose_pixels_are_moved_are_a_warning(
 
 
 def test_several_datasets_are_said_not_to_be_mixed(info: reader.DatasetInfo) -> None:
-    for given in ([info, info], (info.url, info.url)):
+    for given in ([info, info], (info.url, info.url), {info: 1}):
         with pytest.raises(UsageError, match=r"^no dataset: .* \(imageshards\.mix reads several\): give its URL"):
             reader.train_batches(given, "train", global_batch_size=2)  # type: ignore[arg-type]
 
