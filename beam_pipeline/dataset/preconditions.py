@@ -93,8 +93,10 @@ def _real(url: str) -> str:
 @contextmanager
 def no_empty_folders(config: Config) -> Iterator[None]:
     """Finally delete the folders of a local output that are new and empty."""
-    folders = [config.dataset_url, os.path.dirname(config.dataset_url), config.output]
-    new = [folder for folder in folders if storage.is_local(folder) and not os.path.exists(folder)]
+    new, folder = list[str](), config.dataset_url
+    while storage.is_local(folder) and not os.path.exists(folder):
+        new.append(folder)
+        folder = os.path.dirname(folder)
     try:
         yield
     finally:
