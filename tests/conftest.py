@@ -68,6 +68,12 @@ def original(photos: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make.published(photos, tmp_path_factory.mktemp("original"), *make.TWO_SPLITS)
 
 
+@pytest.fixture
+def version(original: Path, tmp_path: Path) -> Path:
+    """A copy of `original` to damage: `tmp_path`/out/photos/1.0.0."""
+    return Path(shutil.copytree(original, tmp_path / "out" / "photos" / "1.0.0"))
+
+
 @contextlib.contextmanager
 def reached(variables: dict[str, str]) -> Iterator[None]:
     """This process and its children reach a storage by these variables from now on."""

@@ -182,6 +182,11 @@ def published(input: object, output: Path, *more: object) -> Path:
     return output / "photos" / "1.0.0"
 
 
+def again(images: object, version: Path, *more: object) -> Finished:
+    """The command that published `original`, or a copy of it, once more."""
+    return job(images, version.parent.parent, *TWO_SPLITS, *more)
+
+
 def before(monkeypatch: Any, owner: Any, method: str, act: Callable[..., object]) -> None:
     """From now on `act` is called with the positional arguments of each call of `owner.method`, ahead of it."""
     real = getattr(owner, method)

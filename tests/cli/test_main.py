@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from beam_pipeline.cli.main import _SURELY_OURS, _our_parser, beams_parser
+from beam_pipeline.cli.main import _SURELY_OURS, beams_parser
 from beam_pipeline.config import FLAGS, Config
 from beam_pipeline.dataset.claim import VersionLock
 from beam_pipeline.errors import UsageError
@@ -198,14 +198,3 @@ def test_no_flag_of_beams_is_as_like_ours_as_a_slip_is() -> None:
     beams = beams_parser()[1]
     assert {"--runner", "--experiments", "--experiment", "--no_use_public_ips"} <= set(beams)
     assert not [flag for flag in beams if difflib.get_close_matches(flag, ours, cutoff=_SURELY_OURS)]
-
-
-def test_help_begins_with_the_flags_that_matter_most(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        _our_parser().parse_args(["--help"])
-    first, *more = re.split(
-        r"^more: ", capsys.readouterr().out.partition("the flags that matter most:")[2], flags=re.MULTILINE
-    )
-    shown = re.findall(r"^  --(\w+)", first, re.MULTILINE)
-    assert len(shown) == 15 and shown[:3] == ["input", "output", "name"]
-    assert sorted([*shown, *re.findall(r"^  --(\w+)", "".join(more), re.MULTILINE)]) == sorted(FLAGS)
