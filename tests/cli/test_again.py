@@ -14,7 +14,6 @@ from beam_pipeline import schema
 from beam_pipeline.storage.local import LocalStorage
 from tests import make
 from tests.cli.conftest import failed, refused, unchanged
-from tests.servers import Gcs
 
 
 @contextlib.contextmanager
@@ -85,16 +84,6 @@ def test_another_input_is_exit_1_with_counts(
     with unchanged(version):
         failed(make.again(changed, version, *flags), f"40 images were listed then, {now}")
     (version.parent / "1.9.0").rmdir()
-
-
-def test_an_edited_object_of_the_same_size_is_found_by_its_md5(gcs: Gcs, changed: Path, tmp_path: Path) -> None:
-    bucket = gcs.new_bucket()
-    gcs.put_folder(bucket, "in", changed)
-    command = (f"gs://{bucket}/in", tmp_path / "out", *make.TWO_SPLITS)
-    make.published(*command)
-    edit_keeping_the_size(changed / "ant" / "0003.jpg")
-    gcs.put(bucket, "in/ant/0003.jpg", (changed / "ant" / "0003.jpg").read_bytes())
-    failed(make.job(*command), "40 images were listed then, 40 now, 1 of 4 shards differ")
 
 
 # --- damage and repair

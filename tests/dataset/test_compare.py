@@ -260,7 +260,7 @@ def test_a_rerun_says_what_it_compared_and_takes_files_of_others_for_no_damage(p
     assert compared(photos, version, "--repair") == (read, "")
 
 
-def test_in_a_bucket_checksums_of_the_listing_are_compared_and_a_flipped_bit_is_repaired(
+def test_in_a_bucket_checksums_of_the_listing_are_compared_and_a_flipped_bit_is_repaired_or_told(
     gcs: Gcs, photos: Path, original: Path, version: Path, tmp_path: Path
 ) -> None:
     bucket = gcs.new_bucket()
@@ -283,6 +283,10 @@ def test_in_a_bucket_checksums_of_the_listing_are_compared_and_a_flipped_bit_is_
     repairing = "repairing 1 corrupt shard and 1 missing or corrupt file (features.json)\n"
     assert (finished.code, without_few(finished.err)) == (0, repairing)
     assert make.files(gcs.download(bucket, "out/photos/1.0.0", tmp_path / "now")) == make.files(original)
+    image = gcs.get(bucket, "in/ant/0003.jpg")
+    gcs.put(bucket, "in/ant/0003.jpg", image[:-1] + bytes([image[-1] ^ 1]))
+    finished = make.job(url, output, *make.TWO_SPLITS)
+    assert finished.code == 1 and "40 images were listed then, 40 now, 1 of 4 shards differ" in finished.err
 
 
 def test_a_touched_image_is_warned_of_until_contents_are_compared(photos: Path, version: Path, tmp_path: Path) -> None:

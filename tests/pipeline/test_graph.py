@@ -43,9 +43,19 @@ def reference(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[st
     return found
 
 
-def test_a_copy_of_the_input_with_other_times_by_relative_paths_from_another_folder(
+def test_a_copy_with_other_times_by_relative_paths_from_another_folder_listed_shuffled_and_in_small_pages(
     folder: Path, reference: dict[str, bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    files, names = LocalStorage.files, LocalStorage.names
+
+    def shuffled(self: LocalStorage, url: str, every_name: bool = False) -> Iterator[ListedFile]:
+        found = list(files(self, url, every_name))
+        random.Random(1).shuffle(found)
+        return iter(found)
+
+    monkeypatch.setattr(LocalStorage, "files", shuffled)
+    monkeypatch.setattr(LocalStorage, "names", lambda self, url: sorted(names(self, url), reverse=True))
+    monkeypatch.setattr(listing, "PAGE_REFS", 4)
     shutil.copytree(folder, tmp_path / "in", copy_function=shutil.copyfile)
     monkeypatch.chdir(tmp_path)
     assert make.same_each_time(make.published("in/", Path("quite/another place"), *FLAGS)) == reference
@@ -63,22 +73,6 @@ def test_other_runners_and_threads(
     folder: Path, reference: dict[str, bytes], tmp_path: Path, flags: tuple[str, ...]
 ) -> None:
     assert make.same_each_time(make.published(folder, tmp_path, *FLAGS, *flags)) == reference
-
-
-def test_shuffled_listings_in_small_pages(
-    folder: Path, reference: dict[str, bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    files, names = LocalStorage.files, LocalStorage.names
-
-    def shuffled(self: LocalStorage, url: str, every_name: bool = False) -> Iterator[ListedFile]:
-        found = list(files(self, url, every_name))
-        random.Random(1).shuffle(found)
-        return iter(found)
-
-    monkeypatch.setattr(LocalStorage, "files", shuffled)
-    monkeypatch.setattr(LocalStorage, "names", lambda self, url: sorted(names(self, url), reverse=True))
-    monkeypatch.setattr(listing, "PAGE_REFS", 4)
-    assert make.same_each_time(make.published(folder, tmp_path, *FLAGS)) == reference
 
 
 # A process in which TensorFlow can't be imported, and which notes that it lived: it is put before every process of the
