@@ -147,6 +147,13 @@ def told_by_worker(error: Exception) -> str:
         return traceback.format_exc().rstrip() + " [while running 'a/b-12']\n"
 
 
+class Terminal(io.StringIO):
+    """A stream that says it is a terminal."""
+
+    def isatty(self) -> bool:
+        return True
+
+
 class Finished(NamedTuple):
     """What a command left: exit code, text on stdout and on stderr."""
 

@@ -99,12 +99,6 @@ def test_a_repair_and_a_base_take_an_archive_for_its_folder(
     assert hashes == {make.dataset_hash(tmp_path / "alone/photos/1.1.0")}
 
 
-@pytest.fixture(scope="module")
-def many(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """So many that the sample is a part of them: there is time to kill a job between its shards."""
-    return make.class_folders(tmp_path_factory.mktemp("many"), {"ant": 300, "bee": 300}, size=(320, 240))
-
-
 @pytest.mark.parametrize(
     ("bucket", "form"),
     [(place, form) for place in ("gs", "s3") for form in ("zip", "tar of tars")],
