@@ -68,6 +68,18 @@ def original(photos: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make.published(photos, tmp_path_factory.mktemp("original"), *make.TWO_SPLITS)
 
 
+@pytest.fixture(scope="session")
+def many(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """So many pictures that the sample is a part of them: there is time to kill a job between its shards."""
+    return make.class_folders(tmp_path_factory.mktemp("many"), {"ant": 300, "bee": 300}, size=(320, 240))
+
+
+@pytest.fixture
+def version(original: Path, tmp_path: Path) -> Path:
+    """A copy of `original` to damage: `tmp_path`/out/photos/1.0.0."""
+    return Path(shutil.copytree(original, tmp_path / "out" / "photos" / "1.0.0"))
+
+
 @contextlib.contextmanager
 def reached(variables: dict[str, str]) -> Iterator[None]:
     """This process and its children reach a storage by these variables from now on."""

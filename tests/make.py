@@ -147,6 +147,13 @@ def told_by_worker(error: Exception) -> str:
         return traceback.format_exc().rstrip() + " [while running 'a/b-12']\n"
 
 
+class Terminal(io.StringIO):
+    """A stream that says it is a terminal."""
+
+    def isatty(self) -> bool:
+        return True
+
+
 class Finished(NamedTuple):
     """What a command left: exit code, text on stdout and on stderr."""
 
@@ -180,6 +187,11 @@ def published(input: object, output: Path, *more: object) -> Path:
     finished = job(input, output, *more)
     assert finished.code == 0, finished.err
     return output / "photos" / "1.0.0"
+
+
+def again(images: object, version: Path, *more: object) -> Finished:
+    """The command that published `original`, or a copy of it, once more."""
+    return job(images, version.parent.parent, *TWO_SPLITS, *more)
 
 
 def before(monkeypatch: Any, owner: Any, method: str, act: Callable[..., object]) -> None:

@@ -113,6 +113,7 @@ def test_a_bad_value_from_python_is_told_alike(flag: str, fix: str, values: list
          "--splits: leave it out, the input says which image is in which split"),
         ({"layout": "split_class_folders", "stratify": True},
          "--stratify: leave it out, the input says which image is in which split"),
+        ({"split_folders": {"A": "train"}}, "--split_folders: it goes with --layout split_class_folders"),
         ({"stratify": True}, "--stratify: give --splits, too: without it every image is in train"),
         ({"stratify": True, "splits": "train=80,test=20", "split_by": "(a)"},
          "--split_by '(a)': leave it or --stratify out: what it keeps together may be of several classes"),
@@ -169,12 +170,9 @@ def test_what_decides_bytes_changes_the_fingerprint(flag: str, value: object) ->
     assert config(**{flag: value}).fingerprint() != config().fingerprint()
 
 
-def test_stratify_decides_bytes() -> None:
-    assert config(splits=HALVES, stratify=True).fingerprint() != config(splits=HALVES).fingerprint()
-
-
-def test_the_order_in_which_shares_are_dealt_decides_bytes() -> None:
-    assert config(splits=HALVES).fingerprint() != config(splits="validation=0.5,train=0.5").fingerprint()
+def test_exact_shares_and_the_order_in_which_shares_are_dealt_decide_bytes() -> None:
+    others = ({}, {"stratify": True}, {"splits": "validation=0.5,train=0.5"})
+    assert len({str(config(**{"splits": HALVES, **more}).fingerprint()) for more in others}) == 3
 
 
 def test_the_fingerprint_holds_no_place_and_no_float() -> None:

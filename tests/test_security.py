@@ -152,14 +152,6 @@ def test_no_name_reaches_a_terminal_as_an_escape_sequence(
     assert left_out.startswith(f"left out: {tmp_path}/{shown} flipped.tfrecord: record 2 at byte ")
 
 
-def test_a_manifest_s_split_that_could_be_a_path_stops_the_job(tmp_path: Path) -> None:
-    make.class_folders(tmp_path / "in", {"cat": 1})
-    finished = manifest_job(tmp_path, {"path": "cat/0000.jpg", "label": "cat", "split": "../up"})
-    assert finished.code in (1, 2)
-    assert "column 'split' holds '../up', no split" in finished.err
-    assert not [name for name in make.files(tmp_path) if not name.startswith(("in/", "out/photos/_state/"))]
-
-
 def test_what_a_manifest_s_path_reads_beside_the_input_never_shows(tmp_path: Path) -> None:
     make.class_folders(tmp_path / "in", {"cat": 3})
     (tmp_path / "secret.txt").write_text("canary-5150 root:x:0:0")

@@ -45,7 +45,7 @@ class Attempts:
 
     def __init__(self, config: Config) -> None:
         self._store = storage.open_storage(config.output, config.io_deadline)
-        self._url = storage.join(config.state_url, "inflight")
+        self._output, self._url = config.output, storage.join(config.state_url, "inflight")
 
     def begin(self, marker: str) -> bool:
         """Create a marker; returns whether this attempt is the first, else an earlier one left it."""
@@ -59,10 +59,7 @@ class Attempts:
         """Remove a marker, and the folders above it that are empty: a pipeline that only samples leaves nothing."""
         url = storage.join(self._url, marker)
         self._store.delete(url)
-        folders = [os.path.dirname(url)]
-        while len(folders) < 5:  # of all markers, of the version's state, of all states, of the dataset
-            folders.append(os.path.dirname(folders[-1]))
-        self._store.delete_empty_folders(*folders)
+        self._store.delete_empty_folders(os.path.dirname(url), self._output)
 
     def add_reject(self, image: str, reject: Reject) -> None:
         """Save that an image killed its decoder in a child process, too; `image` identifies it and its options."""

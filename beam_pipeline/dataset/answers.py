@@ -5,7 +5,6 @@ It is outside the state of the version, which another job may be writing.
 
 from __future__ import annotations
 
-import os
 from typing import TypeVar
 
 from beam_pipeline import schema, storage
@@ -27,7 +26,7 @@ def take(config: Config, kind: type[Answer]) -> Answer:
     store, url = storage.open_storage(config.output, config.io_deadline), _url(config, kind)
     answer = read_document(store.read(url), kind)
     store.delete(url)
-    store.delete_empty_folders(config.states_url, os.path.dirname(config.states_url))
+    store.delete_empty_folders(config.states_url, config.output)
     if answer is None:
         raise ImageShardsError(f"{url} is not the job's result: run the same command again")
     return answer

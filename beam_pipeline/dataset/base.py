@@ -20,12 +20,13 @@ from msgspec import UNSET, UnsetType
 from beam_pipeline import schema, storage
 from beam_pipeline.config import Config
 from beam_pipeline.conversion.fetch import Stored
-from beam_pipeline.errors import CorruptRecordError, NotPublishedError, StorageError, UsageError
+from beam_pipeline.dataset.state import published_manifest
+from beam_pipeline.errors import CorruptRecordError, StorageError, UsageError
 from beam_pipeline.images import FLAG_NAMES, EncodedImage, ImageOptions, SourceInfo, codec_versions
 from beam_pipeline.inputs.references import ImageRef
 from beam_pipeline.schema import example, table
 from beam_pipeline.schema.job import Counts, ReusedImages
-from beam_pipeline.schema.manifest import Content, parse_manifest
+from beam_pipeline.schema.manifest import Content
 from beam_pipeline.schema.table import Table
 from beam_pipeline.storage import Storage, join
 from beam_pipeline.text import one_line, print_line
@@ -50,8 +51,9 @@ def choose_base(config: Config) -> tuple[Config, str]:
         with contextlib.suppress(FileNotFoundError):
             versions = schema.newest_first(storage.open_storage(folder, config.first_contact_s).names(folder))
     for version in versions:
+        url = join(folder, version)
         try:
-            manifest = _manifest(join(folder, version), config.first_contact_s) if version != config.version else None
+            manifest = published_manifest(url, config.first_contact_s) if version != config.version else None
         except StorageError as error:
             if config.base:
                 raise
@@ -62,7 +64,7 @@ def choose_base(config: Config) -> tuple[Config, str]:
             chosen = dataclasses.replace(config, base=version).in_run(base_sha256=manifest.self_sha256)
             return chosen, f"base: reusing unchanged images from {version}"
         if config.base:
-            raise UsageError(f"--base {version!r}: {join(folder, version)} {fault}; choose another version, or none")
+            raise UsageError(f"--base {version!r}: {url} {fault}; choose another version, or none")
         why_not = why_not or f"base: none, since {version} {fault}" * (manifest is not None)
     return dataclasses.replace(config, base="none").in_run(base_sha256=""), why_not
 
@@ -75,7 +77,7 @@ def moved_ids(config: Config, classes: Sequence[str]) -> str:
         versions = schema.newest_first({*names, f"{config.version}/"})
         earlier = versions[versions.index(config.version) + 1 :]
         for version in (one for one in earlier if one.startswith(f"{major}.")):
-            if manifest := _manifest(join(folder, version), config.first_contact_s):
+            if manifest := published_manifest(join(folder, version), config.first_contact_s):
                 ids = {name: number for number, name in enumerate(classes)}
                 for number, name in enumerate(manifest.classes):
                     if number != (now := ids.get(name)):
@@ -83,15 +85,6 @@ def moved_ids(config: Config, classes: Sequence[str]) -> str:
                         return f"class ids changed against {version}: {name!r} was {number}, {is_now}: raise MAJOR"
                 break
     return ""
-
-
-def _manifest(url: str, deadline_s: float) -> Content | None:
-    """The manifest of a version; None if it isn't published, or only by a newer release."""
-    file = join(url, schema.MANIFEST_FILE)
-    try:
-        return parse_manifest(storage.open_storage(file, deadline_s).read(file), file)[1]
-    except (FileNotFoundError, NotADirectoryError, NotPublishedError):
-        return None
 
 
 def _difference(config: Config, manifest: Content) -> str:
@@ -167,7 +160,7 @@ def _base_of(config: Config) -> _Base | None:
 def _open_base(url: str, sha256: str, deadline_s: float) -> _Base | None:
     """The base that the launcher chose; None if it is gone."""
     try:
-        manifest = _manifest(url, deadline_s)
+        manifest = published_manifest(url, deadline_s)
         if not manifest or manifest.self_sha256 != sha256:
             return None
         return _Base(url, storage.open_storage(url, deadline_s), manifest)

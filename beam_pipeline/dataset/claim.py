@@ -87,8 +87,8 @@ class VersionLock:
             os.unlink(self._path)  # before it is unlocked: nobody else gets this file
         self._file.close()
         self._file = None
-        states = self._config.states_url
-        storage.open_storage(states).delete_empty_folders(states, os.path.dirname(states))
+        output = self._config.output
+        storage.open_storage(output).delete_empty_folders(self._config.states_url, output)
 
     def check(self) -> None:
         """Check that no other command holds it.

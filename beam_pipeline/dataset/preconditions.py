@@ -55,7 +55,7 @@ def read_manifest(config: Config) -> Manifest | None:
     url = storage.join(config.dataset_url, MANIFEST_FILE)
     try:
         data = storage.open_storage(config.output, config.first_contact_s).read(url)
-    except (FileNotFoundError, NotADirectoryError):
+    except FileNotFoundError:
         return None
     try:
         return Manifest(config.dataset_url, open_manifest(data, url))
@@ -93,13 +93,14 @@ def _real(url: str) -> str:
 @contextmanager
 def no_empty_folders(config: Config) -> Iterator[None]:
     """Finally delete the folders of a local output that are new and empty."""
-    folders = [config.dataset_url, os.path.dirname(config.dataset_url), config.output]
-    new = [folder for folder in folders if storage.is_local(folder) and not os.path.exists(folder)]
+    old = config.dataset_url
+    while storage.is_local(old) and not os.path.exists(old):
+        old = os.path.dirname(old)
     try:
         yield
     finally:
-        if new:
-            storage.open_storage(config.output).delete_empty_folders(*new)
+        if old != config.dataset_url:
+            storage.open_storage(config.output).delete_empty_folders(config.dataset_url, old)
 
 
 def check_unpublished(config: Config) -> None:

@@ -124,10 +124,7 @@ class JobState:
 
     def manifest(self) -> Content | None:
         """The published manifest; None if there is no valid one."""
-        try:
-            return parse_manifest(self._store.read(self._manifest_url), self._manifest_url)[1]
-        except (FileNotFoundError, NotPublishedError):
-            return None
+        return published_manifest(self._config.dataset_url, self._config.io_deadline)
 
     def put(self, url: str, content: bytes | IO[bytes], seen: ListedFile | None, check: Callable[[], None]) -> None:
         """Write a file over what was there before the claim was looked at: a job that has lost it replaces nothing.
@@ -184,9 +181,18 @@ class JobState:
         for paths in (files.keys() - plan.keys(), plan.keys()):
             self.delete_all({join(self.url, path): files[path] for path in paths})
         self._store.delete_temporaries(self._config.dataset_url)
-        states = self._config.states_url  # the output itself is the user's
-        folders = (folder for folder, *_ in os.walk(self.url, topdown=False)) if self._is_local else ()
-        self._store.delete_empty_folders(*folders, states, os.path.dirname(states))
+        folders = [folder for folder, *_ in os.walk(self.url, topdown=False)] if self._is_local else []
+        for folder in (*folders, self._config.states_url):
+            self._store.delete_empty_folders(folder, self._config.output)
+
+
+def published_manifest(version_url: str, deadline_s: float) -> Content | None:
+    """The manifest of a version; None if it isn't published, or only by a newer release."""
+    url = join(version_url, schema.MANIFEST_FILE)
+    try:
+        return parse_manifest(storage.open_storage(url, deadline_s).read(url), url)[1]
+    except (FileNotFoundError, NotPublishedError):
+        return None
 
 
 def read_run(config: Config) -> dict[str, Any]:

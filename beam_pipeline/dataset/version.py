@@ -88,7 +88,7 @@ def _delete(config: Config, state: JobState, old: dict[str, str]) -> None:
     if storage.is_local(version):
         if config.overwrite:
             _delete_users_files(store, version, config.name)
-        store.delete_empty_folders(join(version, schema.INDEX_FOLDER))
+        store.delete_empty_folders(join(version, schema.INDEX_FOLDER), version)
 
 
 def own_files(store: Storage, version_url: str, dataset: str) -> list[str]:

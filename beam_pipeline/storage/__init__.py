@@ -228,8 +228,8 @@ class Storage(ABC):
     def delete_temporaries(self, url: str) -> None:  # noqa: B027
         """Delete temporary files that killed processes left below a folder; object stores have none."""
 
-    def delete_empty_folders(self, *urls: str) -> None:  # noqa: B027
-        """Delete these folders, in this order, if they are empty; object stores have no folders."""
+    def delete_empty_folders(self, url: str, below: str) -> None:  # noqa: B027
+        """Delete a folder and those above it, up to one that isn't empty or is `below`; object stores have none."""
 
 
 class _Stream(io.RawIOBase):

@@ -138,10 +138,12 @@ class LocalStorage(Storage):
                 if _TEMPORARY.search(file.path):
                     self.delete(os.path.join(url, file.path))
 
-    def delete_empty_folders(self, *urls: str) -> None:
-        for folder in urls:
-            with suppress(OSError):
-                os.rmdir(folder)
+    def delete_empty_folders(self, url: str, below: str) -> None:
+        with suppress(OSError):
+            while url != below:
+                with suppress(FileNotFoundError):
+                    os.rmdir(url)
+                url = os.path.dirname(url)
 
 
 @contextmanager

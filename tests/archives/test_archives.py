@@ -396,27 +396,12 @@ def test_a_folder_that_is_called_like_an_archive_is_a_folder(tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("files", "what"),
     [
-        (
-            ["train/cat/1.jpg", "train/dog/1.jpg", "test/cat/1.jpg"],
-            "its folders are splits, not classes: test, train; give",
-        ),
+        (["train/cat/1.jpg", "train/dog/1.jpg", "test/cat/1.jpg"], "its folders are splits, not classes: test, train"),
         (["PetImages/cat/1.jpg", "PetImages/dog/1.jpg"], "give --input 'DIR/in.zip/PetImages'; if 'PetImages' is one "),
-        (
-            ["a/a/cat/1.jpg", "a/a/dog/1.jpg"],
-            "its only class 'a' are in the sub-folders 'a': if these are the classes ",
-        ),
-        (
-            ["1.jpg"],
-            "1 image directly in it; if 'in.zip' is a class, give --input 'DIR', else sort them into DIR/CLASS/i",
-        ),
-        (
-            ["train.zip", "test.zip"],
-            "2 .zip files instead of images, which can't be read inside an archive: unpack it and ",
-        ),
-        (
-            ["train.tar"],
-            "1 .tar file instead of images, which can't be read inside an archive: unpack it and give the fo",
-        ),
+        (["a/a/cat/1.jpg", "a/a/dog/1.jpg"], "its only class 'a' are in the sub-folders 'a': if these are the classes"),
+        (["1.jpg"], "1 image directly in it; if 'in.zip' is a class, give --input 'DIR', else sort them into DIR/CLAS"),
+        (["train.zip", "test.zip"], "2 .zip files instead of images, which can't be read inside an archive: unpack it"),
+        (["train.tar"], "1 .tar file instead of images, which can't be read inside an archive: unpack it and give the"),
     ],
     ids=lambda value: str(value)[:20],
 )

@@ -1,4 +1,4 @@
-"""What tests of the command share: a version to damage, inputs to change and to reject, checks of how it ended."""
+"""What tests of the command share: inputs to change and to reject, checks of how it ended."""
 
 from __future__ import annotations
 
@@ -10,12 +10,6 @@ from pathlib import Path
 import pytest
 
 from tests import make
-
-
-@pytest.fixture
-def version(original: Path, tmp_path: Path) -> Path:
-    """A copy of `original` to damage: `tmp_path`/photos/1.0.0."""
-    return Path(shutil.copytree(original, tmp_path / "photos" / "1.0.0"))
 
 
 @pytest.fixture

@@ -14,8 +14,6 @@ from beam_pipeline import schema
 from beam_pipeline.storage.local import LocalStorage
 from tests import make
 from tests.cli.conftest import failed, refused, unchanged
-from tests.dataset.conftest import again
-from tests.servers import Gcs
 
 
 @contextlib.contextmanager
@@ -84,18 +82,8 @@ def test_another_input_is_exit_1_with_counts(
     change(changed / "ant" / "0003.jpg")
     (version.parent / "1.9.0").mkdir()
     with unchanged(version):
-        failed(again(changed, version, *flags), f"40 images were listed then, {now}")
+        failed(make.again(changed, version, *flags), f"40 images were listed then, {now}")
     (version.parent / "1.9.0").rmdir()
-
-
-def test_an_edited_object_of_the_same_size_is_found_by_its_md5(gcs: Gcs, changed: Path, tmp_path: Path) -> None:
-    bucket = gcs.new_bucket()
-    gcs.put_folder(bucket, "in", changed)
-    command = (f"gs://{bucket}/in", tmp_path / "out", *make.TWO_SPLITS)
-    make.published(*command)
-    edit_keeping_the_size(changed / "ant" / "0003.jpg")
-    gcs.put(bucket, "in/ant/0003.jpg", (changed / "ant" / "0003.jpg").read_bytes())
-    failed(make.job(*command), "40 images were listed then, 40 now, 1 of 4 shards differ")
 
 
 # --- damage and repair
@@ -112,9 +100,9 @@ def test_a_folder_in_the_place_of_a_file_is_told_before_a_repair_begins(
     (version / name).write_text("mine") if kind == "file" else (version / name / "mine").mkdir(parents=True)
     with unchanged(version):
         line = f"--output '{version.parent.parent}': {version}/{name} is a {kind}; move it away"
-        refused(again(photos, version, *flags), 2, line)
+        refused(make.again(photos, version, *flags), 2, line)
     shutil.rmtree(version / name) if kind == "folder" else (version / name).unlink()
-    finished = again(photos, version, *flags)
+    finished = make.again(photos, version, *flags)
     assert (finished.code, finished.out.partition(" ")[0]) == (0, "repaired"), finished.err
 
 
@@ -124,9 +112,9 @@ def test_a_repair_does_not_believe_the_leftover_of_an_interrupted_one(
     for shard in make.shard_files(version):
         make.flip_byte(shard)
     with publishing(fails=lambda url, before: len(before) == 1) as repaired:
-        assert again(photos, version, "--repair").code == 1
+        assert make.again(photos, version, "--repair").code == 1
     make.flip_byte(Path(repaired[0]))  # corrupt once more, after the interrupted repair had repaired it
-    finished = again(photos, version, "--repair")
+    finished = make.again(photos, version, "--repair")
     assert finished.code == 0, finished.err
     assert make.files(version) == make.files(original)
 
@@ -135,7 +123,7 @@ def test_overwrite_that_fails_before_it_writes_leaves_the_published_version(chan
     for image in (changed / "bee").iterdir():
         image.write_bytes(b"no image")
     with unchanged(version):
-        assert again(changed, version, "--overwrite").code == 1
+        assert make.again(changed, version, "--overwrite").code == 1
 
 
 # --- a job that fails
@@ -143,22 +131,7 @@ def test_overwrite_that_fails_before_it_writes_leaves_the_published_version(chan
 
 def fail_at_one_shard(folder: Path, version: Path) -> None:
     with publishing(fails=lambda url, before: "validation.tfrecord-00001" in url):
-        failed(again(folder, version), "the same command resumes")
-
-
-def test_the_same_command_resumes_a_failed_job_and_keeps_its_finished_shards(
-    photos: Path, original: Path, tmp_path: Path
-) -> None:
-    version = tmp_path / "photos" / "1.0.0"
-    fail_at_one_shard(photos, version)
-    assert not (version / schema.MANIFEST_FILE).exists()
-    assert not list(tmp_path.rglob("*.tmp"))
-    finished_shards = {path: path.stat().st_mtime_ns for path in make.shard_files(version)}
-    assert finished_shards
-    assert again(photos, version).code == 0
-    assert {path: path.stat().st_mtime_ns for path in finished_shards} == finished_shards
-    assert make.same_each_time(version) == make.same_each_time(original)
-    assert not (tmp_path / "photos" / "_state").exists()
+        failed(make.again(folder, version), "the same command resumes")
 
 
 def test_an_image_with_another_time_voids_what_a_failed_job_left(changed: Path, original: Path, tmp_path: Path) -> None:
@@ -167,7 +140,7 @@ def test_an_image_with_another_time_voids_what_a_failed_job_left(changed: Path, 
     assert make.shard_files(version)
     os.utime(changed / "ant" / "0000.jpg", ns=(1, 1))  # its bytes are the same, but a listing can't tell
     with publishing() as published:
-        assert again(changed, version).code == 0
+        assert make.again(changed, version).code == 0
     shards = [str(path) for path in make.shard_files(version)]
     assert len(shards) == 4
     assert set(shards) <= set(published), "none is kept"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import itertools
 import re
 import signal
@@ -147,17 +146,12 @@ def test_a_job_that_is_ended_from_outside_is_exit_1(watched: Watched) -> None:
 PLANNED: dict[str, float] = {"images-listed": 1000, "images-planned": 1000, "shards-planned": 4}
 
 
-class Terminal(io.StringIO):
-    def isatty(self) -> bool:
-        return True
-
-
 def test_a_terminal_gets_one_line_of_progress_below_all_others(watched: Watched) -> None:
     done = {"images-done": 200, "shards-written": 1, "shards-kept": 1, "images-rejected": 3}
     slow = Message("WARNING", "slow")
     steps = (Step("RUNNING", metrics={"images-listed": 700}), Step("RUNNING", (slow,), {**PLANNED, **done}))
     watched.api.go_on(ID, *steps, Step("DONE"))
-    with watched.environment(), redirect_stderr(Terminal()) as screen:
+    with watched.environment(), redirect_stderr(make.Terminal()) as screen:
         assert main(watched.flags) == 1
     shown = without_times(re.split(r"(?:\r\033\[K|\n)+", screen.getvalue()))
     shown = [line for line, _ in itertools.groupby(shown[shown.index(FOUND) + 1 :])]

@@ -29,7 +29,6 @@ from beam_pipeline.pipeline import graph
 from beam_pipeline.schema.job import ComparedInputs
 from beam_pipeline.schema.manifest import Content, Manifest, seal_manifest
 from tests import make
-from tests.dataset.conftest import again
 from tests.servers import Gcs
 
 
@@ -54,7 +53,7 @@ def damage(photos: Path, version: Path, **more: object) -> CorruptFiles:
 
 
 def assert_repaired(photos: Path, version: Path, original: Path, *flags: str) -> make.Finished:
-    finished = again(photos, version, *flags)
+    finished = make.again(photos, version, *flags)
     assert finished.code == 0, finished.err
     assert make.files(version) == make.files(original)
     return finished
@@ -140,7 +139,7 @@ def test_another_class_folder_without_images_is_no_other_input(photos: Path, ver
     # An empty class would get an id and move those after it: the version has other classes.
     folder = Path(shutil.copytree(photos, tmp_path / "in"))
     (folder / "aardvark").mkdir()
-    assert again(folder, version).out.startswith("already published")
+    assert make.again(folder, version).out.startswith("already published")
 
 
 @pytest.mark.parametrize("codec", ["another", "the same"])
@@ -156,7 +155,7 @@ def test_a_shard_that_comes_out_with_other_bytes_is_not_repaired(
         (version / schema.MANIFEST_FILE).write_bytes(seal_manifest(manifest))
     others = {shard.name: shard.read_bytes() for shard in make.shard_files(version)[1:]}
     make.shard_files(version)[0].unlink()
-    finished = again(folder, version, "--max_reject_fraction", "1")
+    finished = make.again(folder, version, "--max_reject_fraction", "1")
     why = r"pillow was 0\.1, is [0-9.]+" if codec == "another" else "an image of it has changed"
     assert finished.code == 1
     assert re.search(rf"comes out with other bytes than were published: {why}; use --overwrite\n$", finished.err)
@@ -177,7 +176,7 @@ def test_a_version_of_a_newer_format_is_not_touched(photos: Path, version: Path)
     (version / schema.MANIFEST_FILE).write_bytes(seal_manifest({**manifest, "format_version": 2}))
     before = make.traces(version)
     for flag in ((), ("--repair",)):
-        finished = again(photos, version, *flag)
+        finished = make.again(photos, version, *flag)
         assert finished.code == 1, "--repair must not destroy what a newer release wrote"
         assert "has format_version 2, this release reads 1" in finished.err
         assert make.traces(version) == before
@@ -195,7 +194,7 @@ def test_a_run_index_is_not_made_of_a_corrupt_record_table(photos: Path, origina
     table = "index/photos-train.tfrecord-00001-of-00002.records.npy"
     make.flip_byte(version / table)
     (version / "index/train.runs.npy").unlink()
-    finished = again(photos, version)
+    finished = make.again(photos, version)
     assert (finished.code, finished.err.splitlines()[-1]) == (1, f"error: {table} is corrupt: use --repair")
     assert_repaired(photos, version, original, "--repair")
 
@@ -231,7 +230,7 @@ def test_a_version_that_is_published_again_meanwhile_is_no_answer(photos: Path, 
 def compared(photos: Path, version: Path, *flags: str) -> tuple[str, str]:
     """What a rerun that writes nothing compared, as it says; its warnings."""
     before = make.traces(version)
-    finished = again(photos, version, *flags)
+    finished = make.again(photos, version, *flags)
     assert finished.code == 0, finished.err
     assert make.traces(version) == before
     assert [path.name for path in version.parent.iterdir()] == ["1.0.0"], "no state is left"
@@ -261,7 +260,7 @@ def test_a_rerun_says_what_it_compared_and_takes_files_of_others_for_no_damage(p
     assert compared(photos, version, "--repair") == (read, "")
 
 
-def test_in_a_bucket_checksums_of_the_listing_are_compared_and_a_flipped_bit_is_repaired(
+def test_in_a_bucket_checksums_of_the_listing_are_compared_and_a_flipped_bit_is_repaired_or_told(
     gcs: Gcs, photos: Path, original: Path, version: Path, tmp_path: Path
 ) -> None:
     bucket = gcs.new_bucket()
@@ -284,6 +283,10 @@ def test_in_a_bucket_checksums_of_the_listing_are_compared_and_a_flipped_bit_is_
     repairing = "repairing 1 corrupt shard and 1 missing or corrupt file (features.json)\n"
     assert (finished.code, without_few(finished.err)) == (0, repairing)
     assert make.files(gcs.download(bucket, "out/photos/1.0.0", tmp_path / "now")) == make.files(original)
+    image = gcs.get(bucket, "in/ant/0003.jpg")
+    gcs.put(bucket, "in/ant/0003.jpg", image[:-1] + bytes([image[-1] ^ 1]))
+    finished = make.job(url, output, *make.TWO_SPLITS)
+    assert finished.code == 1 and "40 images were listed then, 40 now, 1 of 4 shards differ" in finished.err
 
 
 def test_a_touched_image_is_warned_of_until_contents_are_compared(photos: Path, version: Path, tmp_path: Path) -> None:

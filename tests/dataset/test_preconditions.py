@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from tests import make
-from tests.dataset.conftest import again
 from tests.servers import Gcs
 
 
@@ -59,7 +58,7 @@ def test_overwrite_deletes_everything_there(photos: Path, original: Path, versio
     for other in {"drafts", name} - {"index"}:
         (version / other).mkdir()
         (version / other / "mine").write_text("old")
-    finished = again(photos, version, "--overwrite")
+    finished = make.again(photos, version, "--overwrite")
     assert finished.code == 0, finished.err
     assert make.same_each_time(version) == make.same_each_time(original)
 
@@ -78,7 +77,7 @@ def test_an_input_in_the_version_is_refused(photos: Path, version: Path, place: 
     before = make.files(version.parent)
     folder = version.parent / "_state" if place.startswith("_") else version
     line = f"--input '{source}': it is in {folder}, which belongs to the job; move it elsewhere"
-    assert line_of(again(source, version, *flags)) == line
+    assert line_of(make.again(source, version, *flags)) == line
     assert make.files(version.parent) == before
 
 
@@ -92,7 +91,7 @@ def test_a_file_of_the_input_inside_the_version_is_refused(photos: Path, version
 
 def test_a_neighbour_of_the_version_is_no_part_of_it(photos: Path, version: Path) -> None:
     source = Path(shutil.copytree(photos, version.parent / "1.0.0-source"))
-    assert again(source, version).out.startswith("already published")
+    assert make.again(source, version).out.startswith("already published")
 
 
 @pytest.mark.parametrize("linked", ["output", "input"])

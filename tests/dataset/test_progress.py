@@ -20,11 +20,6 @@ from beam_pipeline.pipeline import writing
 from tests import make
 
 
-class Terminal(io.StringIO):
-    def isatty(self) -> bool:
-        return True
-
-
 def stderr(monkeypatch: pytest.MonkeyPatch, stream: io.StringIO) -> io.StringIO:
     """This stream in place of stderr; called by the test itself, since pytest replaces stderr after fixtures."""
     monkeypatch.setattr(sys, "stderr", stream)
@@ -106,7 +101,7 @@ def test_a_terminal_gets_one_line_that_is_wiped_and_a_log_whole_lines_now_and_th
     monkeypatch: pytest.MonkeyPatch, is_terminal: bool
 ) -> None:
     monkeypatch.setattr(progress, "LOG_LINE_EVERY_S", 0.02)
-    stream = stderr(monkeypatch, Terminal() if is_terminal else io.StringIO())
+    stream = stderr(monkeypatch, make.Terminal() if is_terminal else io.StringIO())
     counts = [Counter(images=7, images_planned=9, shards_planned=3)]  # at first maybe of another plan
     with pytest.raises(ValueError, match="x"), ProgressLine(lambda: counts[-1], 0.01):
         time.sleep(0.1)
@@ -120,14 +115,14 @@ def test_a_terminal_gets_one_line_that_is_wiped_and_a_log_whole_lines_now_and_th
 
 
 def test_a_line_is_no_wider_than_the_terminal_as_what_wraps_can_t_be_wiped(monkeypatch: pytest.MonkeyPatch) -> None:
-    terminal = stderr(monkeypatch, Terminal())
+    terminal = stderr(monkeypatch, make.Terminal())
     monkeypatch.setenv("COLUMNS", "12")
     StatusLine().show("shards 2/4 · images 12/40")
     assert terminal.getvalue() == "\r\033[Kshards 2/4 "
 
 
 def test_a_reader_of_stderr_who_has_gone_does_not_fail_the_job(monkeypatch: pytest.MonkeyPatch) -> None:
-    stderr(monkeypatch, Terminal()).close()
+    stderr(monkeypatch, make.Terminal()).close()
     line = StatusLine(log_every_s=0)
     line.show("images 12/40")
     line.print_above("running")

@@ -202,12 +202,9 @@ def test_a_job_that_begins_from_nothing_deletes_ours_and_leaves_theirs(config: C
     put(config, *OURS, *THEIRS)
     prepare(dataclasses.replace(config, repair=True), PLAN)
     assert files(config) == {*EMPTY, *(f"photos/1.0.0/{name}" for name in THEIRS)}
-
-
-def test_an_index_folder_of_ours_alone_is_gone(local: Config) -> None:
-    put(local, "index/train.runs.npy")
-    prepare(dataclasses.replace(local, repair=True), PLAN)
-    assert not list(Path(local.dataset_url).iterdir())
+    put(one := another(config, version="2.0.0", repair=True), "index/train.runs.npy")
+    prepare(one, PLAN)
+    assert not list(Path(one.dataset_url).glob("*")), "not even the folder"
 
 
 # --- sidecars

@@ -153,22 +153,14 @@ def test_images_are_counted_as_done_once_when_they_are_written_and_when_their_sh
 
 @pytest.mark.parametrize(
     ("what", "damage"),
-    [
-        ("shard", "cut"),
-        ("shard", "gone"),
-        ("sidecar", "gone"),
-        ("sidecar", "cut"),
-        ("sidecar", "of another plan"),
-        ("index", "gone"),
-        ("index", "flipped"),
-    ],
-)
+    [("shard", "cut"), ("shard", "gone"), ("sidecar", "gone"), ("sidecar", "cut"), ("sidecar", "of another plan"),
+     ("index", "gone"), ("index", "flipped")],
+)  # fmt: skip
 def test_a_shard_that_is_cut_or_of_another_plan_is_rewritten(job: Job, what: str, damage: str) -> None:
     job.write()
     before = make.files(job.version)
-    path = {"shard": job.shard, "index": job.index, "sidecar": Path(job.state.url) / "shards" / "train-00000.json"}[
-        what
-    ]
+    sidecar = Path(job.state.url) / "shards" / "train-00000.json"
+    path = {"shard": job.shard, "index": job.index, "sidecar": sidecar}[what]
     if damage == "gone":
         path.unlink()
     elif damage == "cut":

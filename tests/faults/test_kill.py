@@ -16,14 +16,8 @@ from tests.servers import Gcs
 
 
 @pytest.fixture(scope="module")
-def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    # So many that the sample is a part of them: there is time to kill a job between its shards.
-    return make.class_folders(tmp_path_factory.mktemp("kill"), {"ant": 300, "bee": 300}, size=(320, 240))
-
-
-@pytest.fixture(scope="module")
-def expected(images: Path, tmp_path_factory: pytest.TempPathFactory) -> Reference:
-    return alone(images, tmp_path_factory.mktemp("reference"))
+def expected(many: Path, tmp_path_factory: pytest.TempPathFactory) -> Reference:
+    return alone(many, tmp_path_factory.mktemp("reference"))
 
 
 def alone(images: Path, folder: Path, *more: str) -> Reference:
@@ -41,24 +35,24 @@ def place(gcs: Gcs, tmp_path: Path, remote: bool) -> Output:
     ("mode", "remote"), [pytest.param("multi_processing", False, marks=pytest.mark.soak), ("in_memory", True)], ids=str
 )
 def test_after_a_kill_the_same_command_keeps_finished_shards_and_gives_the_same_bytes(
-    gcs: Gcs, images: Path, expected: Reference, tmp_path: Path, mode: str, remote: bool
+    gcs: Gcs, many: Path, expected: Reference, tmp_path: Path, mode: str, remote: bool
 ) -> None:
     output = place(gcs, tmp_path, remote)
-    job = Job(images, output, mode)
+    job = Job(many, output, mode)
     job.wait_for("plan.json")
     job.wait_for_shards(3)
     job.kill()
     finished = output.finished_shards()
     assert 3 <= len(finished) < 16, "killed too late to show anything"
-    result = Job(images, output, mode).result()
+    result = Job(many, output, mode).result()
     assert (result.code, "error" in result.err) == (0, False), result
     expected.check(output, tmp_path / "scratch")
     assert finished.items() <= output.files().items(), "written again"
 
 
-def test_workers_end_with_a_launcher_that_is_killed(images: Path, tmp_path: Path) -> None:
+def test_workers_end_with_a_launcher_that_is_killed(many: Path, tmp_path: Path) -> None:
     output = Output(str(tmp_path / "out"))
-    job = Job(images, output, "multi_processing")
+    job = Job(many, output, "multi_processing")
     job.wait_for_shards(1)
     job.kill_launcher()
     for _ in range(300):
@@ -85,21 +79,21 @@ def test_kills_at_single_steps_takeovers_and_collisions_lose_nothing_and_leave_n
 
 
 def test_a_kill_between_publishing_and_tidying_leaves_nothing_after_the_same_command(
-    images: Path, expected: Reference, tmp_path: Path
+    many: Path, expected: Reference, tmp_path: Path
 ) -> None:
     output = Output(str(tmp_path / "out"))
-    assert make.run("--input", images, "--output", output.url, *jobs.FLAGS).code == 0
+    assert make.run("--input", many, "--output", output.url, *jobs.FLAGS).code == 0
     state = tmp_path / "out" / jobs.STATE
     (state / "shards").mkdir(parents=True)
     for file in ("owner.json", "plan.json", "shards/train-00000.json", "../../1.0.0/manifest.json.7-0123abcd.tmp"):
         (state / file).write_text("{}")
-    again = make.run("--input", images, "--output", output.url, *jobs.FLAGS)
+    again = make.run("--input", many, "--output", output.url, *jobs.FLAGS)
     assert again.out.startswith("already published")
     expected.check(output, tmp_path / "scratch")
 
 
 def test_of_two_commands_one_publishes_and_the_other_says_at_once_that_it_does_not(
-    images: Path, expected: Reference, tmp_path: Path
+    many: Path, expected: Reference, tmp_path: Path
 ) -> None:
-    both = {(): expected, collide.OTHER: alone(images, tmp_path / "other", *collide.OTHER)}
-    collide.collide(images, Output(str(tmp_path / "out")), both, 0.3, tmp_path / "scratch", collide.OTHER)
+    both = {(): expected, collide.OTHER: alone(many, tmp_path / "other", *collide.OTHER)}
+    collide.collide(many, Output(str(tmp_path / "out")), both, 0.3, tmp_path / "scratch", collide.OTHER)

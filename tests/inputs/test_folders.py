@@ -64,12 +64,6 @@ def test_classes_are_the_folders_and_nested_folders_belong_to_theirs_and_hidden_
     assert above == dict.fromkeys((f"in/{name}" for name in (*labels, "loose.jpg")), "in"), "the bucket itself"
 
 
-def test_split_folders_hold_class_folders(tmp_path: Path) -> None:
-    touch(tmp_path, "train/a/1.jpg", "test/a/2.jpg", "test/b/deep/3.jpg")
-    refs = {ref.path: (ref.split, ref.label) for ref in all_images(config(tmp_path, layout="split_class_folders"))}
-    assert refs == {"train/a/1.jpg": ("train", "a"), "test/a/2.jpg": ("test", "a"), "test/b/deep/3.jpg": ("test", "b")}
-
-
 # --- property: an image's split depends on its path alone
 
 
@@ -207,13 +201,6 @@ def test_each_class_has_its_exact_shares(some: set[int], shares: dict[str, Fract
     counts = Counter(splits(paths, stratified(splits=shares)).values())
     assert sum(counts.values()) == len(paths)
     assert all(abs(counts[split] - len(paths) * share) < 1 for split, share in shares.items())
-
-
-def test_shares_of_round_numbers_are_met_to_the_image(tmp_path: Path) -> None:
-    counts = {"a": 10, "b": 45, "c": 3}
-    touch(tmp_path, *(f"{label}/{number}.jpg" for label, count in counts.items() for number in range(count)))
-    found = Counter(f"{ref.label} {ref.split}" for ref in all_images(stratified(tmp_path)))
-    assert found == {"a train": 8, "a test": 2, "b train": 36, "b test": 9, "c train": 2, "c test": 1}
 
 
 @given(numbers, numbers, st.sampled_from(SHARES), st.randoms(use_true_random=False))

@@ -184,11 +184,6 @@ def test_a_folder_without_a_split_and_a_split_without_a_folder_are_named(
     assert refused(config(tmp_path, **SPLIT_LAYOUT, split_folders=given)) == what
 
 
-def test_split_folders_go_with_their_layout() -> None:
-    with pytest.raises(UsageError, match=r"^--split_folders: it goes with --layout split_class_folders$"):
-        config("/in", split_folders={"A": "train"})
-
-
 # --- Unicode, systems' folders, files without a suffix
 
 NFC, NFD = (unicodedata.normalize(form, "café") for form in ("NFC", "NFD"))

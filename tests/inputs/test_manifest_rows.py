@@ -186,7 +186,7 @@ def refused(path: Path) -> str:
 @pytest.mark.parametrize(
     ("column", "kind", "cells"),
     [
-        ("split", "split (a-z, 0-9 and _, a letter first)", ["Train", ""]),
+        ("split", "split (a-z, 0-9 and _, a letter first)", ["Train", "", "../up"]),
         ("bytes", "size in bytes", ["many", "-5", "9" * 19]),
         ("md5", "MD5 of 32 hexadecimal digits", ["zz", "١" * 32]),
         ("n:int64", "int64", ["1.5", str(1 << 63), "", " ", "nan"]),

@@ -43,9 +43,19 @@ def reference(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[st
     return found
 
 
-def test_a_copy_of_the_input_with_other_times_by_relative_paths_from_another_folder(
+def test_a_copy_with_other_times_by_relative_paths_from_another_folder_listed_shuffled_and_in_small_pages(
     folder: Path, reference: dict[str, bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    files, names = LocalStorage.files, LocalStorage.names
+
+    def shuffled(self: LocalStorage, url: str, every_name: bool = False) -> Iterator[ListedFile]:
+        found = list(files(self, url, every_name))
+        random.Random(1).shuffle(found)
+        return iter(found)
+
+    monkeypatch.setattr(LocalStorage, "files", shuffled)
+    monkeypatch.setattr(LocalStorage, "names", lambda self, url: sorted(names(self, url), reverse=True))
+    monkeypatch.setattr(listing, "PAGE_REFS", 4)
     shutil.copytree(folder, tmp_path / "in", copy_function=shutil.copyfile)
     monkeypatch.chdir(tmp_path)
     assert make.same_each_time(make.published("in/", Path("quite/another place"), *FLAGS)) == reference
@@ -63,22 +73,6 @@ def test_other_runners_and_threads(
     folder: Path, reference: dict[str, bytes], tmp_path: Path, flags: tuple[str, ...]
 ) -> None:
     assert make.same_each_time(make.published(folder, tmp_path, *FLAGS, *flags)) == reference
-
-
-def test_shuffled_listings_in_small_pages(
-    folder: Path, reference: dict[str, bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    files, names = LocalStorage.files, LocalStorage.names
-
-    def shuffled(self: LocalStorage, url: str, every_name: bool = False) -> Iterator[ListedFile]:
-        found = list(files(self, url, every_name))
-        random.Random(1).shuffle(found)
-        return iter(found)
-
-    monkeypatch.setattr(LocalStorage, "files", shuffled)
-    monkeypatch.setattr(LocalStorage, "names", lambda self, url: sorted(names(self, url), reverse=True))
-    monkeypatch.setattr(listing, "PAGE_REFS", 4)
-    assert make.same_each_time(make.published(folder, tmp_path, *FLAGS)) == reference
 
 
 # A process in which TensorFlow can't be imported, and which notes that it lived: it is put before every process of the
@@ -205,29 +199,20 @@ def test_odd_names_become_records(gcs: Gcs, tmp_path: Path) -> None:
     assert make.same_each_time(remote) == make.same_each_time(local)
 
 
-def test_odd_local_names_become_records(tmp_path: Path) -> None:
-    folder, names = make.class_folders(tmp_path / "in", {"a": 2}), (b"caf\xe9.jpg", b"new\nline.jpg", b"tab\t.jpg")
-    for name in names:
+def test_odd_local_names_become_records_and_twins_in_both_normal_forms_follow_each_other(tmp_path: Path) -> None:
+    folder, names = make.class_folders(tmp_path / "in", {"a": 2}), [b"caf\xe9.jpg", b"new\nline.jpg", b"tab\t.jpg"]
+    twins = sorted(unicodedata.normalize(form, "é.jpg").encode() for form in ("NFC", "NFD"))
+    for number, name in enumerate([*names, *twins]):
         with open(os.fsencode(folder / "a") + b"/" + name, "wb") as file:
-            file.write(make.encoded(make.picture(seed=9)))
-    version = make.published(folder, tmp_path / "out")
-    assert make.manifest(version)["records"] == 5
-    written = b"".join(shard.read_bytes() for shard in make.shard_files(version))
-    assert all(b"a/" + name in written for name in names)
-    assert make.job(folder, tmp_path / "out").out.startswith("already published")
-
-
-def test_twins_in_both_normal_forms_are_two_records_in_order_of_path(tmp_path: Path) -> None:
-    folder = make.class_folders(tmp_path / "in", {"a": 3})
-    twins = [unicodedata.normalize(form, "é.jpg") for form in ("NFC", "NFD")]
-    for number, name in enumerate(twins):
-        (folder / "a" / name).write_bytes(make.encoded(make.picture(seed=50 + number)))
-    version = make.published(folder, tmp_path / "out", "--num_shards", "5")
-    assert make.manifest(version)["records"] == 5
-    assert len(make.shard_files(version)) == 4, "one key, so one shard for both"
-    (shard,) = (data for data in map(Path.read_bytes, make.shard_files(version)) if f"a/{twins[0]}".encode() in data)
-    first, second = (shard.index(f"a/{name}".encode()) for name in sorted(twins))
-    assert first < second
+            file.write(make.encoded(make.picture(seed=9 + number)))
+    version = make.published(folder, tmp_path / "out", "--num_shards", "7")
+    assert make.manifest(version)["records"] == 7
+    shards = [shard.read_bytes() for shard in make.shard_files(version)]
+    assert len(shards) == 6, "one key, so one shard for both twins"
+    assert all(b"a/" + name in b"".join(shards) for name in names)
+    (of_twins,) = (data for data in shards if b"a/" + twins[0] in data)
+    assert of_twins.index(b"a/" + twins[0]) < of_twins.index(b"a/" + twins[1])
+    assert make.job(folder, tmp_path / "out", "--num_shards", "7").out.startswith("already published")
 
 
 # --- the graph

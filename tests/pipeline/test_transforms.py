@@ -23,7 +23,6 @@ from hypothesis import strategies as st
 import beam_pipeline
 from beam_pipeline.config import Config
 from beam_pipeline.dataset import shard_queue
-from beam_pipeline.dataset.writer import ClaimedPlan
 from beam_pipeline.errors import ImageShardsError
 from beam_pipeline.inputs.folders import ListingSummary, all_images
 from beam_pipeline.inputs.references import ImageRef, order_key, sample_size
@@ -31,9 +30,7 @@ from beam_pipeline.pipeline import elements, graph, listing
 from beam_pipeline.pipeline.elements import Page, PageCoder
 from beam_pipeline.pipeline.listing import ListPages
 from beam_pipeline.pipeline.planning import PlanShards, SampleImages
-from beam_pipeline.pipeline.writing import assign_shards
 from beam_pipeline.schema.job import Run
-from beam_pipeline.schema.manifest import PlannedSplit
 from tests import make
 from tests.servers import Gcs
 
@@ -154,14 +151,6 @@ def test_the_sample_is_the_smallest_keys_in_any_order_and_partition(count: int) 
         assert (one.images, one.classes, one.smallest) == (count, ("a",), expected)
 
 
-def test_a_class_folder_without_images_is_a_class_and_no_image_at_all_stops_the_job() -> None:
-    total = ListingSummary(Counter(empty=0))
-    with pytest.raises(ImageShardsError, match="the input has no image: nothing is written"):
-        listing.complete(total, config(Path("/in"), Path("/out")))
-    total.add([ImageRef("a/1", 1, "", "a", "train", 5)])
-    assert listing.complete(total, config(Path("/in"), Path("/out"))).classes == ("a", "empty")
-
-
 def test_a_worker_logs_each_shard_as_it_is_begun_and_published(
     photos: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -180,18 +169,6 @@ def test_sampling_and_planning_in_another_pipeline_leave_nothing(photos: Path, g
         plan = pages | "PlanShards" >> PlanShards(some, summary, sample)
         assert_that(plan | beam.Map(lambda plan: plan.images), equal_to([40]))
     assert not gcs.names(bucket)
-
-
-def test_references_are_assigned_to_shards_without_loss(photos: Path, tmp_path: Path) -> None:
-    refs = list(all_images(config(photos, tmp_path, splits="train=0.5,validation=0.5")))
-    numbers = random.Random(1)
-    cuts = tuple(map(str, sorted(numbers.getrandbits(64) for _ in range(5))))
-    plan = make.plan_of(splits={"train": PlannedSplit(1, 1, cuts), "validation": PlannedSplit(1, 1, ())})
-    parts = dict(assign_shards((0, [Page(refs[:9]), Page(refs[9:])]), ClaimedPlan(plan)))
-    assert sorted(ref for part in parts.values() for ref in part) == sorted(refs)
-    for (split, index), part in parts.items():
-        assert {(ref.split, plan.splits[split].shard_of(ref.order_key)) for ref in part} == {(split, index)}
-        assert isinstance(part, Page)
 
 
 def test_counters_have_units_and_add_up(photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

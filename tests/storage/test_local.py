@@ -318,12 +318,12 @@ def test_folders_nested_too_deeply_for_a_pattern_or_a_deletion_are_one_line(deep
 
 
 def test_a_file_is_written_though_its_folder_is_deleted_whenever_it_is_empty(tmp_path: Path) -> None:
-    url, others = str(tmp_path / "state/inflight/marker"), str(tmp_path / "state/other")
+    url = str(tmp_path / "state/inflight/marker")
     ends = threading.Event()
 
     def delete() -> None:
         while not ends.is_set():
-            STORE.delete_empty_folders(os.path.dirname(url), os.path.dirname(others))
+            STORE.delete_empty_folders(os.path.dirname(url), str(tmp_path))
 
     thread = threading.Thread(target=delete)
     thread.start()
