@@ -115,7 +115,10 @@ class _OpenFeed:
         (self.reader, self.skips), self.rows, (self.upcoming, window), records = feed
         self.seed, self._share = seed, share
         self.substitutes = Substitutes(self.reader, self.rows, seed)
-        self.windows: deque[_Window] = deque([window] if window is not None else ())
+        self.windows: deque[_Window] = deque()
+        if window is not None:
+            window.feed = self  # it was another engine's
+            self.windows.append(window)
         self.ahead = sum(len(window.numbers) - window.taken for window in self.windows)  # records
         self.to_request = records - self.ahead
 
@@ -126,6 +129,10 @@ class _OpenFeed:
         self.ahead += len(window.numbers)
         self.to_request -= len(window.numbers)
         return window
+
+    def stop(self) -> None:
+        """Ask for no more windows."""
+        self.to_request = 0
 
     def is_due(self) -> bool:
         """Whether its next window must be read: of the current one no more is left than its share of a window."""
@@ -270,6 +277,9 @@ class Engine:
             return
         with self._lock:
             self._is_closed = True
+            for feed in self._feeds:
+                feed.stop()
+                feed.windows.clear()  # which refer to their feed: no cycle keeps their memory
             self._work.notify_all()
         for _ in self.threads:
             self._reads.put(None)
@@ -303,7 +313,7 @@ class Engine:
             with self._lock:
                 window.loaded[number] = run
                 window.unread -= 1
-                if not window.unread and window is window.feed.windows[0]:
+                if not window.unread:
                     self._work.notify_all()
 
     def _decode_pieces(self) -> None:
@@ -415,7 +425,7 @@ class Engine:
         """Decode nothing after an error; decoding of everything before it has begun already."""
         self._left, last = 0, self._batches[-1]
         for feed in self._feeds:
-            feed.to_request = 0
+            feed.stop()
         last.unfinished -= last.size - last.taken
         last.size = last.taken
 

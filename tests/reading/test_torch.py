@@ -191,6 +191,15 @@ torch.distributed.destroy_process_group()
         assert [[int(word) for word in line.split()] for line in lines] == [wanted] * 2
 
 
+def test_a_transform_is_of_every_record_also_of_those_that_the_loop_before_has_read_ahead(
+    info: reader.DatasetInfo,
+) -> None:
+    batches = reader.train_batches(info, "train", global_batch_size=8)
+    assert len(list(batches)) == len(batches) and sum(info.splits["train"].class_counts) % 8  # its last window goes on
+    transformed = reader.as_torch(batches, transform=lambda image: np.zeros((1, 1, 1), np.uint8))
+    assert {tuple(images.shape[1:]) for images, _ in transformed} == {(1, 1, 1)}
+
+
 def first(info: reader.DatasetInfo, transform: Any, **options: Any) -> Any:
     return next(iter(dataset(info, transform, features=(), **options)))[0]
 
