@@ -196,6 +196,8 @@ def measured(pixels: Pixels) -> tuple[float, float, float, float, int, int]:
         edges -= neighbour
     sharpness = float(edges.var()) / (variance + 1) if edges.size else 0.0
     waves = _EVEN_FIRST @ small(grey).T @ _COSINES.T
+    even = waves[: _WAVES // 2]
+    even -= np.sort(even.ravel()[1:])[even.size // 2 - 1]  # the median of all but brightness
     return float(grey.mean()), variance**0.5, float(share), sharpness, _hash(waves), _hash(waves * _MIRROR)
 
 
@@ -218,5 +220,5 @@ def _grey(pixels: Pixels) -> npt.NDArray[np.float32]:
 
 
 def _hash(waves: Floats) -> int:
-    """Which waves are positive: 64 bits, those first that are the same in a mirror."""
+    """Which waves are positive: 64 bits, first those that are the same in a mirror."""
     return int.from_bytes(np.packbits(waves > _ROUNDING).tobytes())
