@@ -28,6 +28,7 @@ _COSINES = np.cos(np.pi * (2 * np.arange(GRID) + 1) * np.arange(_WAVES)[:, None]
 _EVEN_FIRST = _COSINES[[*range(0, _WAVES, 2), *range(1, _WAVES, 2)]]  # from left to right; the odd ones change their
 _MIRROR = np.repeat([1.0, -1.0], _WAVES // 2)[:, None]  # sign in a mirror
 _ROUNDING = 16.0  # of waves that are sums of 1024 pixels: what a plain or a symmetric picture lacks isn't exactly 0
+_COLOURS = np.array([64, 8, 1], np.float32)  # a number for each of 512
 _LUMA = np.array([0.299, 0.587, 0.114], np.float32)
 _LEAST_RANGE = 0.1  # between quartiles on a fence's scale, for pictures that are all alike
 _ROW = np.dtype(
@@ -186,19 +187,23 @@ def _decoded(encoded: memoryview, channels: int) -> Pixels:
 def measured(pixels: Pixels) -> tuple[float, float, float, float, int, int]:
     """Mean, spread, share of one colour, sharpness, hash and hash of the mirror image of uint8 [h, w, c]."""
     grey = _grey(pixels)
-    code = np.zeros(grey[::2, ::2].shape, np.int64)
-    for channel in np.moveaxis(pixels[::2, ::2], 2, 0):  # of every fourth pixel
-        code = code * 8 + (channel >> 5)
+    code = ((pixels[::2] >> 5) @ _COLOURS[-pixels.shape[2] :]).astype(np.int64)  # of every second row
     share = np.bincount(code.ravel()).max() / code.size
-    variance = float(grey.var())
+    mean, variance = _moments(grey)
     edges = 4 * grey[1:-1, 1:-1]
     for neighbour in (grey[:-2, 1:-1], grey[2:, 1:-1], grey[1:-1, :-2], grey[1:-1, 2:]):
         edges -= neighbour
-    sharpness = float(edges.var()) / (variance + 1) if edges.size else 0.0
+    sharpness = _moments(edges)[1] / (variance + 1) if edges.size else 0.0
     waves = _EVEN_FIRST @ small(grey).T @ _COSINES.T
     even = waves[: _WAVES // 2]
     even -= np.sort(even.ravel()[1:])[even.size // 2 - 1]  # the median of all but brightness
-    return float(grey.mean()), variance**0.5, float(share), sharpness, _hash(waves), _hash(waves * _MIRROR)
+    return mean, variance**0.5, float(share), sharpness, _hash(waves), _hash(waves * _MIRROR)
+
+
+def _moments(plane: npt.NDArray[np.float32]) -> tuple[float, float]:
+    """Mean and variance; a fourth of the time of NumPy's own on small pictures."""
+    mean = float(np.add.reduce(plane, None)) / plane.size
+    return mean, max(0.0, float(np.einsum("ij,ij", plane, plane)) / plane.size - mean**2)
 
 
 def small(plane: npt.NDArray[np.float32], side: int = GRID) -> npt.NDArray[np.float32]:
