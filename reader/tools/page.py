@@ -55,10 +55,14 @@ def render(report: Report, found: Rows, difference: Difference | None, run: Run)
         "size": size_text,
         "number": "{:,}".format,
     }
-    look, classes = [_look(one) for one in report.findings if one.count], _classes(found)
+    look = [_look(one) for one in report.findings if one.count]
     shown = [one.row for finding in look for group in finding["groups"] for one in group.pictures[:_IN_GROUP]]
-    ends = zip(classes, reversed(classes), strict=True)  # the rarest and the most frequent by turns
-    faces = [one["face"] for one in chain.from_iterable(ends) if one["total"]]
+    counts, (labels, rows) = class_counts(found.info), np.unique(found.columns["class"], return_index=True)
+    classes, first = _classes(counts), dict(zip(labels.tolist(), rows.tolist(), strict=True))
+    ends = chain.from_iterable(
+        zip(classes, reversed(classes), strict=True)
+    )  # the rarest and the most frequent by turns
+    faces = [first[number] for number in ends if number in first]
     page = environment.from_string(text).render(
         info=found.info,
         report=report,
@@ -66,12 +70,14 @@ def render(report: Report, found: Rows, difference: Difference | None, run: Run)
         script_digest=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
         stored=_stored(found.info),
         made=_made(found.info, run),
-        snippets=snippets(found.info),
+        snippet=snippet(found.info),
         look=look,
         in_group=_IN_GROUP,
         fine=[one.title for one in report.findings if not one.count],
         pictures=dict(_pictures(found, shown, _LOOK_SIDE, _LOOK_BYTES)),
         classes=classes,
+        counts=counts.T.tolist(),
+        first=first,
         faces=dict(_pictures(found, faces, _CLASS_SIDE, _CLASS_BYTES)),
         charts=list(_charts(found)),
         formats=_formats(found),
@@ -96,26 +102,23 @@ def _made(info: DatasetInfo, run: Run) -> str:
     return "\n".join(map(name_line, [shlex.join(run.command)] * bool(run.command) + lines))
 
 
-def snippets(info: DatasetInfo) -> dict[str, str]:
-    """Framework → a program that loads the dataset."""
+def snippet(info: DatasetInfo) -> str:
+    """A program that loads the dataset, with a line for each framework."""
     names = [name for name, split in info.splits.items() if split.records]
     train = "train" if "train" in names else names[0]
-    others = [name for name in names if name != train]
     size = "" if info.image.min_size == info.image.max_size else ", image_size=224"
-    batch = min(_BATCH, info.splits[train].records)
-    given = f"{info.url!r}, {{!r}}, global_batch_size={batch}{size}"
-    begin = f"batches = imageshards.train_batches({given.format(train)})\n"
-    evals = f"evals = imageshards.eval_batches({given.format(others[0])})\n" if others else ""
-    fit = f"model.fit(**imageshards.keras.fit_arguments(batches{', evals' * bool(evals)}, epochs=3))"
-    mesh = 'mesh = jax.sharding.Mesh(jax.devices(), ("data",))\n'
-    loop = "for images, labels in {}:\n    ..."
-    return {
-        "TensorFlow": f"import imageshards\n\ndataset = imageshards.train_dataset({given.format(train)})\n"
-        + loop.format("dataset"),
-        "JAX": f"import imageshards\nimport jax\n\n{begin}{mesh}{loop.format('imageshards.as_jax(batches, mesh)')}",
-        "PyTorch": f"import imageshards\n\n{begin}{loop.format('imageshards.as_torch(batches)')}",
-        "Keras": f"import imageshards\n\n{begin}{evals}{fit}",
-    }
+    given = f"{info.url!r}, {{!r}}, global_batch_size={min(_BATCH, info.splits[train].records)}{size}"
+    evals = [f"evals = imageshards.eval_batches({given.format(name)})" for name in names if name != train][:1]
+    lines = [
+        "import imageshards\n",
+        f"batches = imageshards.train_batches({given.format(train)})",
+        *evals,
+        "dataset = imageshards.as_tf(batches)  # TensorFlow",
+        "arrays = imageshards.as_jax(batches, mesh)  # JAX",
+        "loader = imageshards.as_torch(batches)  # PyTorch",
+        f"model.fit(**imageshards.keras.fit_arguments(batches{', evals' * len(evals)}), epochs=3)  # Keras",
+    ]
+    return "\n".join(lines)
 
 
 def _end(name: str) -> str:
@@ -162,27 +165,12 @@ def _pictures(found: Rows, rows: Iterable[int], side: int, room: int) -> Iterato
             yield row, url
 
 
-def _classes(found: Rows) -> list[dict[str, Any]]:
-    """A row per class, the rarest first; of very many the rarest and the most frequent."""
-    info, labels = found.info, found.columns["class"]
-    counts = class_counts(info)
-    totals, first = (
-        counts.sum(0),
-        dict(zip(*(part.tolist() for part in np.unique(labels, return_index=True)), strict=True)),
-    )
-    order = np.argsort(totals, kind="stable")
+def _classes(counts: Array) -> list[int]:
+    """Class ids, the rarest first; of very many the rarest and the most frequent."""
+    order = np.argsort(counts.sum(0), kind="stable")
     if len(order) > _CLASSES:
         order = np.concatenate([order[: _CLASSES // 2], order[-_CLASSES // 2 :]])
-    return [
-        {
-            "id": number,
-            "name": info.classes[number],
-            "counts": counts[:, number].tolist(),
-            "total": int(totals[number]),
-            "face": first.get(number),
-        }
-        for number in order.tolist()
-    ]
+    return [int(number) for number in order]
 
 
 # --- charts and tables

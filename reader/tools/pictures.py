@@ -40,13 +40,11 @@ class Suspects(NamedTuple):
     """The pictures that are suspicious for one reason.
 
     Attributes:
-        column: of `Pictures`, that says so.
         rows: int64 [n], of `Pictures`, the worst first.
-        values: float64 [n] of the column.
+        values: float64 [n] of the column of `Pictures` that says so.
         threshold: from which on a picture is suspicious: `Fence` of this dataset's own quartiles.
     """
 
-    column: str
     rows: npt.NDArray[np.int64]
     values: Floats
     threshold: float
@@ -127,14 +125,14 @@ class Pictures:
     def _beyond(self, fence: _Fence) -> Suspects:
         values = getattr(self, fence.column)
         if not len(values):
-            return Suspects(fence.column, np.empty(0, np.int64), np.empty(0), fence.never)
+            return Suspects(np.empty(0, np.int64), np.empty(0), fence.never)
         low, high = fence.on_scale(np.quantile(values, [0.25, 0.75]))
         step = fence.quartile_ranges * max(high - low, _LEAST_RANGE)
         edge = fence.from_scale(low - step if fence.is_low else high + step)
         threshold = min(edge, fence.never) if fence.is_low else max(edge, fence.never)
         rows = np.flatnonzero(values < threshold if fence.is_low else values > threshold)
         rows = rows[np.argsort(values[rows] if fence.is_low else -values[rows], kind="stable")]
-        return Suspects(fence.column, rows, values[rows].astype(np.float64), threshold)
+        return Suspects(rows, values[rows].astype(np.float64), threshold)
 
     def rows(self) -> Iterator[dict[str, Any]]:
         """A dict per record, for JSON; hashes in hexadecimal."""

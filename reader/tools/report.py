@@ -20,7 +20,6 @@ from beam_pipeline.errors import UsageError
 from beam_pipeline.schema.exclude import ListedImage
 from beam_pipeline.schema.job import Run, as_run
 from beam_pipeline.schema.manifest import FOREIGN_KEY, builtins_of
-from beam_pipeline.schema.table import COLUMNS
 from beam_pipeline.text import first_few, name_line, plural
 from reader.info import DatasetInfo, load_info, version_before
 from reader.runs import Integers
@@ -199,27 +198,18 @@ class Rows:
     Attributes:
         url: the dataset's, quoted for a shell.
         splits: names of those that have records, in the order of the rows.
-        ends: int64 [splits], rows up to the end of each.
+        split: all of these as a split string.
         columns: name → array [records]; an index of third-party files has `class` and `bytes` only.
     """
 
     def __init__(self, info: DatasetInfo) -> None:
         self.info, self.url = info, shlex.quote(info.url)
         self.splits = [name for name, split in info.splits.items() if split.records]
-        self.ends = np.cumsum([info.splits[name].records for name in self.splits])
+        self.split = "+".join(self.splits)
         there = {*Columns(info, next(shard for name in self.splits for shard in info.splits[name].shards))}
         names = [name for name in _COLUMNS if name in there]
-        self.columns = {name: np.empty(self.ends[-1], COLUMNS[name]) for name in names}
-        start = 0
-        for table in read_columns(info, self.split, names):
-            for name, column in self.columns.items():
-                column[start : start + table.records] = table[name]
-            start += table.records
-
-    @property
-    def split(self) -> str:
-        """All splits as a split string."""
-        return "+".join(self.splits)
+        tables = list(read_columns(info, self.split, names))
+        self.columns = {name: np.concatenate([table[name] for table in tables]) for name in names}
 
     def finding(self, kind: str, title: str, about: str, rows: Integers, notes: Sequence[str]) -> Finding:
         """A finding of single pictures, the worst first; each note is of a row."""

@@ -16,6 +16,7 @@ import pytest
 from PIL import Image
 
 import imageshards
+from reader.tools.page import snippet
 from reader.tools.report import Report, report
 from tests import make
 from tests.reading.test_near import photo
@@ -184,6 +185,17 @@ def test_a_dataset_of_one_class_gets_the_page(images: int, tmp_path: Path) -> No
     found = report(url, tmp_path / "page.html")
     assert found.faults == [] and [one.kind for one in found.findings if one.count] == []
     assert "No earlier version" in (tmp_path / "page.html").read_text()
+
+
+def test_the_program_of_the_page_loads_the_dataset_in_four_frameworks(planted: Path) -> None:
+    _, jax, _, keras = map(pytest.importorskip, ("tensorflow", "jax", "torch", "keras"))
+    model = keras.Sequential([keras.layers.GlobalAveragePooling2D(), keras.layers.Dense(len(HOSTILE))])
+    model.compile(loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    names = {"mesh": jax.sharding.Mesh(jax.devices()[:1], ("data",)), "model": model}
+    exec(snippet(imageshards.load_info(planted / "1.0.0")), names)
+    for loaded in ("dataset", "arrays", "loader"):
+        images, _ = next(iter(names[loaded]))
+        assert images.shape[0] > 1 and type(images).__module__.split(".")[0] in ("tensorflow", "jaxlib", "torch")
 
 
 # --- in a browser
