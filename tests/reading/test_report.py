@@ -187,6 +187,7 @@ def test_a_dataset_of_one_class_gets_the_page(images: int, tmp_path: Path) -> No
     assert "No earlier version" in (tmp_path / "page.html").read_text()
 
 
+@pytest.mark.soak
 def test_the_program_of_the_page_loads_the_dataset_in_four_frameworks(planted: Path) -> None:
     _, jax, _, keras = map(pytest.importorskip, ("tensorflow", "jax", "torch", "keras"))
     model = keras.Sequential([keras.layers.GlobalAveragePooling2D(), keras.layers.Dense(len(HOSTILE))])
