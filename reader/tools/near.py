@@ -21,7 +21,7 @@ from reader.runs import Integers
 from reader.tools.pictures import GRID, TINT_GRID, Floats, Pictures, look_of
 from reader.tools.read import checked_table, read_records
 
-_MAX_BITS = 8  # that differ: of photos a 5 % crop is still found in 0.91 of cases (docs/decisions/021)
+_MAX_BITS = 8  # that differ: of photos a 5 % crop is still found in 0.92 of cases (docs/decisions/021)
 _MIN_CORRELATION = 0.88  # of 32 x 32 grey pictures: of copies at least 0.89, of other photos at most 0.87
 # What one picture of a pair may lack: a part of height and width; how much of that at the top, and on the left.
 _CROPS = [(0.1, 0.5, 0.5), *((0.05, top, left) for top in (0.0, 0.5, 1.0) for left in (0.0, 0.5, 1.0))]
