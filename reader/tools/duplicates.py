@@ -9,7 +9,7 @@ import hashlib
 import os
 import tempfile
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
@@ -136,40 +136,51 @@ def duplicates(
         ImageShardsError: the dataset has no record tables, or a file isn't what was published.
     """
     info = load_info(dataset)
-    return find_groups(info, out, statistics(info) if near else None)
+    with nullcontext() if out is None else published_file(os.fspath(out)) as file:
+
+        def write(_: Sequence[GroupedImage], lines: Sequence[ListedImage]) -> None:
+            assert file is not None
+            file.writelines(canonical_json(builtins_of(line)) for line in lines)
+
+        return find_groups(info, write if file else None, statistics(info) if near else None)
 
 
 def find_groups(
-    info: DatasetInfo, out: str | os.PathLike[str] | None = None, found: Pictures | None = None
+    info: DatasetInfo,
+    take: Callable[[Sequence[GroupedImage], Sequence[ListedImage]], None] | None = None,
+    found: Pictures | None = None,
 ) -> Duplicates:
-    """What `duplicates` returns; of images that look the same if their statistics are given."""
+    """What `duplicates` returns; of images that look the same if their statistics are given.
+
+    Args:
+        take: is given each group, by path, and its lines of a list.
+    """
     splits = [name for name, split in info.splits.items() if split.records]
-    with nullcontext() if out is None else published_file(os.fspath(out)) as file:
-        keys, first, rows, candidates = _group(info, splits) if found is None else _group_near(info, splits, found)
-        across_labels, across_splits = (_have_several(rows[name], first) for name in ("label", "split"))
-        kind = np.where(across_labels, 0, np.where(across_splits, 1, 2))
-        shown = np.concatenate([np.flatnonzero(kind == one)[:_SHOWN_GROUPS] for one in range(3)]).tolist()
-        some = (rows["row"][first[number] : first[number + 1]][:_SHOWN_PATHS] for number in shown)
-        named = np.sort(rows["row"] if file else np.concatenate([rows["row"][:0], *some]))
-        paths = read_paths(info, splits, named)
+    keys, first, rows, candidates = _group(info, splits) if found is None else _group_near(info, splits, found)
+    across_labels, across_splits = (_have_several(rows[name], first) for name in ("label", "split"))
+    kind = np.where(across_labels, 0, np.where(across_splits, 1, 2))
+    shown = np.concatenate([np.flatnonzero(kind == one)[:_SHOWN_GROUPS] for one in range(3)]).tolist()
+    some = (rows["row"][first[number] : first[number + 1]][:_SHOWN_PATHS] for number in shown)
+    named = np.sort(rows["row"] if take else np.concatenate([rows["row"][:0], *some]))
+    paths = read_paths(info, splits, named)
 
-        def images(number: int, limit: int | None = None) -> list[_Image]:
-            of = rows[first[number] : first[number + 1]][:limit]
-            names = (paths[place] for place in np.searchsorted(named, of["row"]).tolist())
-            labels = (info.classes[label] for label in of["label"].tolist())
-            return list(map(_Image, names, (splits[one] for one in of["split"].tolist()), labels))
+    def images(number: int, limit: int | None = None) -> list[GroupedImage]:
+        of = rows[first[number] : first[number + 1]][:limit]
+        names = (paths[place] for place in np.searchsorted(named, of["row"]).tolist())
+        labels = (info.classes[label] for label in of["label"].tolist())
+        return list(map(GroupedImage, names, (splits[one] for one in of["split"].tolist()), labels, of["row"].tolist()))
 
-        def described(number: int) -> DuplicateGroup:
-            of = rows[first[number] : first[number + 1]]
-            in_splits = [splits[one] for one in np.unique(of["split"]).tolist()]
-            labels = [info.classes[label] for label in np.unique(of["label"]).tolist()]
-            names = [image.name for image in images(number, _SHOWN_PATHS)]
-            return DuplicateGroup(keys[number].tobytes().hex(), len(of), in_splits, labels, names)
+    def described(number: int) -> DuplicateGroup:
+        of = rows[first[number] : first[number + 1]]
+        in_splits = [splits[one] for one in np.unique(of["split"]).tolist()]
+        labels = [info.classes[label] for label in np.unique(of["label"]).tolist()]
+        names = [image.name for image in images(number, _SHOWN_PATHS)]
+        return DuplicateGroup(keys[number].tobytes().hex(), len(of), in_splits, labels, names)
 
-        if file:
-            for number in range(len(keys)):
-                lines = _lines(keys[number].tobytes().hex(), sorted(images(number)), found is not None)
-                file.writelines(canonical_json(builtins_of(line)) for line in lines)
+    if take:
+        for number, key in enumerate(keys):
+            of_group = sorted(images(number))
+            take(of_group, list(_lines(key.tobytes().hex(), of_group, found is not None)))
     return Duplicates(
         dataset=info.url,
         compared="pictures" if found is not None else "stored" if FOREIGN_KEY in info.manifest else "source",
@@ -183,17 +194,20 @@ def find_groups(
     )
 
 
-class _Image(NamedTuple):
+class GroupedImage(NamedTuple):
+    """An image of a group; `row` is its record's number among those of all splits."""
+
     path: bytes
     split: str
     label: str
+    row: int
 
     @property
     def name(self) -> str:
         return self.path.decode("utf-8", "surrogateescape")
 
 
-def _lines(group: str, images: Sequence[_Image], is_near: bool) -> Iterator[ListedImage]:
+def _lines(group: str, images: Sequence[GroupedImage], is_near: bool) -> Iterator[ListedImage]:
     """The lines of a group, whose images are in order of their paths."""
     kept = next((image for image in images if image.split != "train"), images[0])
     contrary = next((image for image in images if image.label != kept.label), None)

@@ -21,7 +21,7 @@ from reader.runs import Integers
 from reader.tools.pictures import GRID, TINT_GRID, Floats, Pictures, look_of
 from reader.tools.read import checked_table, read_records
 
-_MAX_BITS = 8  # that differ: of photos a 5 % crop is still found in 0.91 of cases (docs/decisions/021)
+_MAX_BITS = 8  # that differ: of photos a 5 % crop is still found in 0.92 of cases (docs/decisions/021)
 _MIN_CORRELATION = 0.88  # of 32 x 32 grey pictures: of copies at least 0.89, of other photos at most 0.87
 # What one picture of a pair may lack: a part of height and width; how much of that at the top, and on the left.
 _CROPS = [(0.1, 0.5, 0.5), *((0.05, top, left) for top in (0.0, 0.5, 1.0) for left in (0.0, 0.5, 1.0))]
@@ -29,7 +29,7 @@ _FLAT = 4.0  # standard deviation below which a picture is of one brightness, an
 _MIN_TINT, _GREYISH = 0.7, 12.0  # cosine of the colours of pictures that have any; their mean strength, of 255
 _PER_HASH = 16  # pictures with the same hash that are compared with all others
 _ROWS = 512  # of a task
-_TILE = 8, 4096  # hashes compared at once, in memory that a cache holds: 0.9 ns a pair, both ways
+_TILE = 32, 4096  # hashes compared at once, in memory that a cache holds
 _MAX_PAIRS = 10_000_000  # that get a second look
 _LOOKS_AT_ONCE = 20_000  # pairs; their pictures take up to 40 MB
 
@@ -104,31 +104,29 @@ def near_pairs(found: Pictures) -> Pairs:
 def _near(
     hashes: npt.NDArray[np.uint64], mirrored: npt.NDArray[np.uint64], start: int
 ) -> tuple[Integers, Integers, npt.NDArray[np.bool_]]:
-    """Near pairs of some rows with all later ones: of nearly symmetric pictures both ways, since one may be alike."""
-    stop, buffers = min(start + _ROWS, len(hashes)), (np.empty(_TILE, np.uint64), np.empty(_TILE, np.uint8))
-    ways = [_near_to(some[start:stop], hashes, start, buffers) for some in (hashes, mirrored)]
-    first, second = map(np.concatenate, zip(*ways, strict=True))
-    return first, second, np.repeat([False, True], [len(ways[0][0]), len(ways[1][0])])
+    """Near pairs of some rows with all later ones: of nearly symmetric pictures both ways, since one may be alike.
 
-
-def _near_to(
-    some: npt.NDArray[np.uint64], hashes: npt.NDArray[np.uint64], start: int, buffers: tuple[Any, Any]
-) -> tuple[Integers, Integers]:
-    """(row, later row) of each near pair of some hashes, which begin at row `start`, with `hashes`."""
-    found = [(np.empty(0, np.int64), np.empty(0, np.int64))]
-    for row in range(0, len(some), _TILE[0]):
-        rows = some[row : row + _TILE[0], None]
-        for column in range(start + row, len(hashes), _TILE[1]):
-            columns = hashes[None, column : column + _TILE[1]]
-            differs, bits = (buffer[: rows.shape[0], : columns.shape[1]] for buffer in buffers)
-            np.bitwise_xor(rows, columns, out=differs)
-            np.bitwise_count(differs, out=bits)
-            if bits.min() <= _MAX_BITS:
-                a, b = np.nonzero(bits <= _MAX_BITS)
-                a, b = a + (start + row), b + column
-                found.append((a[b > a], b[b > a]))
-    first, second = map(np.concatenate, zip(*found, strict=True))
-    return first, second
+    Half of the bits are the same in a mirror: where more than 8 of these differ, the others needn't be compared.
+    """
+    found = [(np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0, np.bool_))]
+    half, stop = (hashes[start:] >> np.uint64(32)).astype(np.uint32), min(_ROWS, len(hashes) - start)
+    differs, bits, is_near = (np.empty(_TILE[0] * _TILE[1], kind) for kind in (np.uint32, np.uint8, np.bool_))
+    for row in range(0, stop, _TILE[0]):
+        rows = half[row : min(row + _TILE[0], stop), None]
+        for column in range(row, len(half), _TILE[1]):
+            columns = half[None, column : column + _TILE[1]]
+            size = rows.size * columns.size
+            np.bitwise_xor(rows, columns, out=differs[:size].reshape(rows.size, columns.size))
+            np.bitwise_count(differs[:size], out=bits[:size])
+            np.less_equal(bits[:size], _MAX_BITS, out=is_near[:size])
+            a, b = np.divmod(np.flatnonzero(is_near[:size]), columns.size)
+            a, b = a + (start + row), b + (start + column)
+            for some, is_mirrored in ((hashes, False), (mirrored, True)):
+                both = np.flatnonzero((np.bitwise_count(some[a] ^ hashes[b]) <= _MAX_BITS) & (b > a))
+                if len(both):
+                    found.append((a[both], b[both], np.full(len(both), is_mirrored)))
+    first, second, ways = map(np.concatenate, zip(*found, strict=True))
+    return first, second, ways
 
 
 def second_looks(info: DatasetInfo, splits: Sequence[str], pairs: Pairs) -> Iterator[npt.NDArray[np.bool_]]:

@@ -8,9 +8,9 @@ import io
 import json
 import re
 import shlex
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from importlib.resources import files
-from itertools import chain, groupby, islice
+from itertools import accumulate, chain, groupby, islice
 from typing import Any
 
 import jinja2
@@ -29,13 +29,14 @@ from reader.tables import Array
 from reader.tools.diff import Difference
 from reader.tools.report import Finding, Report, Rows, class_counts
 
-# What the page has room for: bytes of pictures in base64, and of each list; groups, pictures of a group, single
-# pictures and titles of a finding; rows of the table of classes. All of it full is less than 4 MB.
+# What the page has room for: bytes of pictures in base64, and of each list; pictures or lines of a finding, pictures of
+# a group; rows of the table of classes. All of it full is less than 4 MB.
 _LOOK_BYTES, _CLASS_BYTES, _LIST_BYTES = 1_500_000, 900_000, 60_000
-_GROUPS, _IN_GROUP, _SINGLE, _TITLES, _CLASSES = 10, 8, 24, 30, 2_000
+_SHOWN, _IN_GROUP, _CLASSES = 40, 8, 2_000
+_END = 40  # letters of a file's name below its picture
 _LOOK_SIDE, _CLASS_SIDE = 96, 48  # pixels
 _BLOCK = 64  # records in memory at once
-_BINS, _WIDTH, _HEIGHT = 32, 320, 84  # of a chart
+_BINS, _WIDTH, _HEIGHT = 32, 320, 88  # of a chart
 _BATCH = 64
 
 
@@ -46,11 +47,22 @@ def render(report: Report, found: Rows, difference: Difference | None, run: Run)
     environment = jinja2.Environment(
         autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
-    environment.filters |= {"name": name_line, "plural": plural, "printable": printable, "size": size_text}
-    look, classes = [_look(one) for one in report.findings if one.count], _classes(found)
-    shown = [one.row for finding in look for _, some, _ in finding["groups"] for one in some]
-    ends = zip(classes, reversed(classes), strict=True)  # the rarest and the most frequent by turns
-    faces = [one["face"] for one in chain.from_iterable(ends) if one["total"]]
+    environment.filters |= {
+        "end": _end,
+        "name": name_line,
+        "plural": plural,
+        "printable": printable,
+        "size": size_text,
+        "number": "{:,}".format,
+    }
+    look = [_look(one) for one in report.findings if one.count]
+    shown = [one.row for finding in look for group in finding["groups"] for one in group.pictures[:_IN_GROUP]]
+    counts, (labels, rows) = class_counts(found.info), np.unique(found.columns["class"], return_index=True)
+    classes, first = _classes(counts), dict(zip(labels.tolist(), rows.tolist(), strict=True))
+    ends = chain.from_iterable(
+        zip(classes, reversed(classes), strict=True)
+    )  # the rarest and the most frequent by turns
+    faces = [first[number] for number in ends if number in first]
     page = environment.from_string(text).render(
         info=found.info,
         report=report,
@@ -58,13 +70,14 @@ def render(report: Report, found: Rows, difference: Difference | None, run: Run)
         script_digest=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
         stored=_stored(found.info),
         made=_made(found.info, run),
-        snippets=snippets(found.info),
-        splits=found.splits,
+        snippet=snippet(found.info),
         look=look,
-        lists=[finding["text"] for finding in look],
+        in_group=_IN_GROUP,
         fine=[one.title for one in report.findings if not one.count],
         pictures=dict(_pictures(found, shown, _LOOK_SIDE, _LOOK_BYTES)),
         classes=classes,
+        counts=counts.T.tolist(),
+        first=first,
         faces=dict(_pictures(found, faces, _CLASS_SIDE, _CLASS_BYTES)),
         charts=list(_charts(found)),
         formats=_formats(found),
@@ -89,49 +102,38 @@ def _made(info: DatasetInfo, run: Run) -> str:
     return "\n".join(map(name_line, [shlex.join(run.command)] * bool(run.command) + lines))
 
 
-def snippets(info: DatasetInfo) -> dict[str, str]:
-    """Framework → a program that loads the dataset."""
+def snippet(info: DatasetInfo) -> str:
+    """A program that loads the dataset, with a line for each framework."""
     names = [name for name, split in info.splits.items() if split.records]
     train = "train" if "train" in names else names[0]
-    others = [name for name in names if name != train]
     size = "" if info.image.min_size == info.image.max_size else ", image_size=224"
-    batch = min(_BATCH, info.splits[train].records)
-    given = f"{info.url!r}, {{!r}}, global_batch_size={batch}{size}"
-    begin = f"batches = imageshards.train_batches({given.format(train)})\n"
-    evals = f"evals = imageshards.eval_batches({given.format(others[0])})\n" if others else ""
-    fit = f"model.fit(**imageshards.keras.fit_arguments(batches{', evals' * bool(evals)}, epochs=3))"
-    mesh = 'mesh = jax.sharding.Mesh(jax.devices(), ("data",))\n'
-    loop = "for images, labels in {}:\n    ..."
-    return {
-        "TensorFlow": f"import imageshards\n\ndataset = imageshards.train_dataset({given.format(train)})\n"
-        + loop.format("dataset"),
-        "JAX": f"import imageshards\nimport jax\n\n{begin}{mesh}{loop.format('imageshards.as_jax(batches, mesh)')}",
-        "PyTorch": f"import imageshards\n\n{begin}{loop.format('imageshards.as_torch(batches)')}",
-        "Keras": f"import imageshards\n\n{begin}{evals}{fit}",
-    }
+    given = f"{info.url!r}, {{!r}}, global_batch_size={min(_BATCH, info.splits[train].records)}{size}"
+    evals = [f"evals = imageshards.eval_batches({given.format(name)})" for name in names if name != train][:1]
+    lines = [
+        "import imageshards\n",
+        f"batches = imageshards.train_batches({given.format(train)})",
+        *evals,
+        "dataset = imageshards.as_tf(batches)  # TensorFlow",
+        "arrays = imageshards.as_jax(batches, mesh)  # JAX",
+        "loader = imageshards.as_torch(batches)  # PyTorch",
+        f"model.fit(**imageshards.keras.fit_arguments(batches{', evals' * len(evals)}), epochs=3)  # Keras",
+    ]
+    return "\n".join(lines)
+
+
+def _end(name: str) -> str:
+    """The end of a long name: its beginning is often a folder's."""
+    shown = name_line(name)
+    return shown if len(shown) <= _END else f"…{shown[-_END:]}"
 
 
 def _look(one: Finding) -> dict[str, Any]:
     """What the page shows of a finding, and the text of its list."""
-    single = len(one.groups) == 1 and not one.groups[0][0]
-    some = _SINGLE if single else _IN_GROUP
-    groups = [(title, shown[:some], len(shown[some:])) for title, shown in one.groups[:_GROUPS] if shown]
-    titles = [title for title, shown in one.groups if not shown]
+    sizes = accumulate(min(len(group.pictures), _IN_GROUP) or 1 for group in one.groups)
+    groups = [group for group, size in zip(one.groups, sizes, strict=True) if size <= _SHOWN]
     text, copied = _list_text(one.lines)
-    return {
-        "kind": one.kind,
-        "title": one.title,
-        "count": one.count,
-        "unit": one.unit,
-        "about": one.about,
-        "groups": groups,
-        "titles": titles[:_TITLES],
-        "more": 0 if single else one.count - len(groups) - min(len(titles), _TITLES),
-        "text": text,
-        "copied": copied,
-        "listed": one.listed,
-        "complete": one.complete,
-    }
+    more = one.count - sum(group.size for group in groups)
+    return {"finding": one, "groups": groups, "more": more, "text": text, "copied": copied}
 
 
 def _list_text(lines: Sequence[ListedImage]) -> tuple[str, int]:
@@ -163,60 +165,41 @@ def _pictures(found: Rows, rows: Iterable[int], side: int, room: int) -> Iterato
             yield row, url
 
 
-def _classes(found: Rows) -> list[dict[str, Any]]:
-    """A row per class, the rarest first; of very many the rarest and the most frequent."""
-    info = found.info
-    counts = class_counts(info)
-    totals, first = counts.sum(0), np.zeros(info.num_classes, np.int64)
-    labels, at = np.unique(found.columns["class"], return_index=True)
-    first[labels] = at
-    order = np.argsort(totals, kind="stable")
+def _classes(counts: Array) -> list[int]:
+    """Class ids, the rarest first; of very many the rarest and the most frequent."""
+    order = np.argsort(counts.sum(0), kind="stable")
     if len(order) > _CLASSES:
         order = np.concatenate([order[: _CLASSES // 2], order[-_CLASSES // 2 :]])
-    return [
-        {
-            "id": number,
-            "name": info.classes[number],
-            "counts": counts[:, number].tolist(),
-            "total": int(totals[number]),
-            "face": int(first[number]),
-        }
-        for number in order.tolist()
-    ]
+    return [int(number) for number in order]
 
 
 # --- charts and tables
 
 
-def _charts(found: Rows) -> Iterator[dict[str, Any]]:
+def _charts(found: Rows) -> Iterator[dict[str, str]]:
     columns, image = found.columns, found.info.image
     if "source_height" in columns:
         longer = np.maximum(columns["source_height"], columns["source_width"])
-        stored = None if image.min_size != image.max_size or image.max_size is None else max(image.max_size)
+        is_one_size = image.max_size is not None and image.min_size == image.max_size
+        stored = f"; stored at {max(image.max_size)} px" if is_one_size and image.max_size else ""
         yield _histogram("Longer side of the originals", longer, lambda value: f"{value:,.0f} px", stored)
-    yield _histogram("Bytes per record", columns["bytes"], size_text, None)
-    totals = np.bincount(columns["class"], minlength=found.info.num_classes)
-    yield _histogram("Images of a class", totals, lambda value: f"{value:,.0f}", None)
+    yield _histogram("Bytes per record", columns["bytes"], size_text)
+    yield _histogram("Images of a class", class_counts(found.info).sum(0), lambda value: f"{value:,.0f}")
 
 
-def _histogram(title: str, values: Array, text: Any, mark: float | None) -> dict[str, Any]:
+def _histogram(title: str, values: Array, text: Callable[[float], str], more: str = "") -> dict[str, str]:
     """A chart of how many values are in each of equal steps; logarithmic if they span much."""
     low, high, median = (float(one) for one in np.quantile(values, (0, 1, 0.5)))
-    first, last = min(low, low if mark is None else mark), max(high, high if mark is None else mark)
-    scale = np.log if first > 0 and last > 16 * first else np.asarray
-    span = float(scale(last) - scale(first)) or 1.0
-    at = (scale(values.astype(np.float64)) - float(scale(first))) / span
-    counts = np.bincount(np.minimum((at * _BINS).astype(np.int64), _BINS - 1), minlength=_BINS)
+    scale = np.log if low > 0 and high > 16 * low else np.asarray
+    counts, _ = np.histogram(scale(values.astype(np.float64)), _BINS)
     step = _WIDTH / _BINS
     bars = [
-        (round(number * step + 0.5, 1), step - 1, max(2.0, round(count / counts.max() * _HEIGHT, 1)), f"{count:,}")
+        f"M{number * step + 0.5} {_HEIGHT}v{-max(2.0, round(count / counts.max() * _HEIGHT, 1))}h{step - 1}V{_HEIGHT}"
         for number, count in enumerate(counts.tolist())
         if count
     ]
-    caption = f"{text(low)} to {text(high)}, median {text(median)}"
-    caption += "" if mark is None else f"; stored at {text(mark)} (dashed)"
-    place = None if mark is None else round(float(scale(mark) - scale(first)) / span * _WIDTH, 1)
-    return {"title": title, "text": caption, "bars": bars, "mark": place, "low": text(first), "high": text(last)}
+    span = f"{text(low)} to {text(high)}, median {text(median)}" if low < high else f"all {text(low)}"
+    return {"title": title, "text": span + more, "bars": "".join(bars), "low": text(low), "high": text(high)}
 
 
 def _formats(found: Rows) -> list[tuple[str, int, int]]:

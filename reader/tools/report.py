@@ -8,15 +8,11 @@ from __future__ import annotations
 import heapq
 import json
 import os
-import re
-import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import compress, groupby
-from pathlib import Path
 from typing import Any, NamedTuple
 
-import msgspec
 import numpy as np
 
 from beam_pipeline import schema, storage
@@ -24,13 +20,12 @@ from beam_pipeline.errors import UsageError
 from beam_pipeline.schema.exclude import ListedImage
 from beam_pipeline.schema.job import Run, as_run
 from beam_pipeline.schema.manifest import FOREIGN_KEY, builtins_of
-from beam_pipeline.schema.table import COLUMNS, name_hash
 from beam_pipeline.text import first_few, name_line, plural
 from reader.info import DatasetInfo, load_info, version_before
 from reader.runs import Integers
 from reader.tables import Array, Columns, read_columns
 from reader.tools.diff import Difference, diff
-from reader.tools.duplicates import find_groups, published_file, read_paths
+from reader.tools.duplicates import GroupedImage, find_groups, published_file, read_paths
 from reader.tools.pictures import FENCES, Pictures, statistics
 from reader.tools.rejects import RejectGroup, rejects
 
@@ -38,7 +33,7 @@ _GROUPS = 500  # of copies that are kept for the page, the largest
 _FEW = 10  # a class is small if it has less than this part of the median class
 _LONG = 2  # an aspect ratio is extreme if it is this many times the median, among the most extreme 1 %
 _EXTREME = 0.99
-_COLUMNS = ("class", "bytes", "source_height", "source_width", "source_format", "passthrough", "name")
+_COLUMNS = ("class", "bytes", "source_height", "source_width", "source_format", "passthrough")
 # What `pictures.statistics` finds suspicious → title, meaning of its number.
 _SUSPICIOUS = {
     "dark": ("Dark pictures", "Mean of the grey picture, 0 to 255"),
@@ -63,6 +58,20 @@ class Shown(NamedTuple):
     note: str = ""
 
 
+class Group(NamedTuple):
+    """Pictures of a finding that belong together, or a line of text.
+
+    Attributes:
+        title: the line; "" above a single picture.
+        pictures: none below a line of text.
+        size: how many of what the finding counts.
+    """
+
+    title: str
+    pictures: Sequence[Shown] = ()
+    size: int = 1
+
+
 @dataclass(frozen=True, slots=True)
 class Finding:
     """One kind of what needs a look.
@@ -73,10 +82,10 @@ class Finding:
         count: how many there are.
         unit: of what: `group`, `picture`, `class`, `image`.
         about: what they are, with the threshold if there is one.
-        groups: (title, pictures) of some, the worst first.
+        groups: of some, the worst first.
         lines: for `imageshards write --exclude`, the worst first; of groups of copies some.
         listed: how many lines a complete list has.
-        complete: the command that writes it, if these aren't all.
+        complete: the command that writes it.
     """
 
     kind: str
@@ -84,7 +93,7 @@ class Finding:
     count: int
     unit: str
     about: str
-    groups: Sequence[tuple[str, Sequence[Shown]]] = ()
+    groups: Sequence[Group]
     lines: Sequence[ListedImage] = ()
     listed: int = 0
     complete: str = ""
@@ -170,10 +179,9 @@ def report(dataset: DatasetInfo | str | os.PathLike[str], out: str | os.PathLike
             *_classes(info),
             *_suspicious(found, pictures),
             *_shapes(found),
-            *_rejected(info, groups),
+            *_rejected(found, groups),
         ]
-        counts = class_counts(info)
-        empty = [name for number, name in enumerate(info.classes) if not counts[:, number].any()]
+        empty = [info.classes[number] for number in np.flatnonzero(class_counts(info).sum(0) == 0)]
         changes = difference.classes.items() if difference else ()
         moved = {name: (before, now) for name, (before, now) in changes if before is not None and now is not None}
         made = Report(info.url, place, findings, empty, moved, pictures)
@@ -188,64 +196,34 @@ class Rows:
         info: the dataset.
 
     Attributes:
+        url: the dataset's, quoted for a shell.
         splits: names of those that have records, in the order of the rows.
-        ends: int64 [splits], rows up to the end of each.
+        split: all of these as a split string.
         columns: name → array [records]; an index of third-party files has `class` and `bytes` only.
     """
 
     def __init__(self, info: DatasetInfo) -> None:
-        self.info = info
-        self.is_foreign = FOREIGN_KEY in info.manifest
+        self.info, self.url = info, shlex.quote(info.url)
         self.splits = [name for name, split in info.splits.items() if split.records]
-        self.ends = np.cumsum([info.splits[name].records for name in self.splits])
+        self.split = "+".join(self.splits)
         there = {*Columns(info, next(shard for name in self.splits for shard in info.splits[name].shards))}
         names = [name for name in _COLUMNS if name in there]
-        self.columns = {name: np.empty(self.ends[-1], COLUMNS[name]) for name in names}
-        start = 0
-        for table in read_columns(info, self.split, names):
-            for name, column in self.columns.items():
-                column[start : start + table.records] = table[name]
-            start += table.records
-        self._by_name = np.argsort(self.columns["name"]) if "name" in names else np.empty(0, np.int64)
+        tables = list(read_columns(info, self.split, names))
+        self.columns = {name: np.concatenate([table[name] for table in tables]) for name in names}
 
-    @property
-    def split(self) -> str:
-        """All splits as a split string."""
-        return "+".join(self.splits)
-
-    def find(self, path: str) -> int:
-        """The row of a path, as lists have it."""
-        if self.is_foreign:
-            split, number = re.fullmatch(r"(\w+)\[(\d+):\d+\]", path).groups()  # type: ignore[union-attr]
-            return int(self.row(split, int(number)))
-        names = self.columns["name"]
-        return int(self._by_name[np.searchsorted(names, np.uint64(name_hash(path)), sorter=self._by_name)])
-
-    def row(self, split: str, record: int | Integers) -> Any:
-        """The row of a record of a split."""
-        at = self.splits.index(split)
-        return record + (self.ends[at - 1] if at else 0)
-
-    def split_of(self, row: int) -> str:
-        """The split that a row is in."""
-        return self.splits[int(np.searchsorted(self.ends, row, "right"))]
-
-    def label_of(self, row: int) -> str:
-        """The class that a row is of."""
-        return self.info.classes[int(self.columns["class"][row])]
-
-    def listed(self, rows: Integers, reason: Callable[[int], str]) -> list[ListedImage]:
-        """Lines for some rows, in their order; `reason` is given the index of each."""
+    def finding(self, kind: str, title: str, about: str, rows: Integers, notes: Sequence[str]) -> Finding:
+        """A finding of single pictures, the worst first; each note is of a row."""
         ascending, at = np.unique(rows, return_inverse=True)
         names = read_paths(self.info, self.splits, ascending)
-        paths = (names[number].decode("utf-8", "surrogateescape") for number in at.tolist())
-        return [ListedImage(path, reason(number)) for number, path in enumerate(paths)]
+        paths = [names[number].decode("utf-8", "surrogateescape") for number in at.tolist()]
+        lines = list(map(ListedImage, paths, notes))
+        groups = [Group("", [Shown(*one)]) for one in zip(rows.tolist(), paths, notes, strict=True)]
+        return Finding(kind, title, len(lines), "picture", about, groups, lines, len(lines), self.everything)
 
-    def finding(self, kind: str, title: str, about: str, rows: Integers, note: Callable[[int], str]) -> Finding:
-        """A finding of single pictures, the worst first."""
-        lines = self.listed(rows, note)
-        shown = [Shown(row, line.path, line.reason) for row, line in zip(rows.tolist(), lines, strict=True)]
-        return Finding(kind, title, len(lines), "picture", about, [("", shown)], lines, len(lines))
+    @property
+    def everything(self) -> str:
+        """The command that prints the report with its whole lists."""
+        return f"imageshards report {self.url} --json"
 
 
 def run_of(info: DatasetInfo) -> Run:
@@ -265,8 +243,8 @@ def _difference(info: DatasetInfo) -> Difference | None:
 
 
 def class_counts(info: DatasetInfo) -> Array:
-    """int64 [splits, classes]: records of each split that has some."""
-    return np.array([split.class_counts for split in info.splits.values() if split.records], np.int64)
+    """int64 [splits, classes]: records of each."""
+    return np.array([split.class_counts for split in info.splits.values()], np.int64)
 
 
 # --- what needs a look
@@ -274,22 +252,21 @@ def class_counts(info: DatasetInfo) -> Array:
 
 def _copies(found: Rows, pictures: Pictures) -> Iterator[Finding]:
     """Groups of pictures that look the same: across splits, across labels, and the rest."""
-    kept: dict[str, list[tuple[int, str, list[ListedImage]]]] = {"leaks": [], "labels": [], "copies": []}
+    kept: dict[str, list[tuple[int, str, Sequence[GroupedImage], Sequence[ListedImage]]]]
+    kept = {"leaks": [], "labels": [], "copies": []}
     counts, listed = dict.fromkeys(kept, 0), dict.fromkeys(kept, 0)
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder, "near.jsonl")
-        find_groups(found.info, path, pictures)
-        for key, group in groupby(_lines(path), lambda line: line.group):
-            lines = list(group)
-            rows = [found.find(line.path) for line in lines]
-            is_leak = len({*map(found.split_of, rows)}) > 1
-            is_conflict = len({*found.columns["class"][rows].tolist()}) > 1
-            for kind in ["labels"] * is_conflict + ["leaks"] * is_leak or ["copies"]:
-                counts[kind] += 1
-                listed[kind] += len(lines) if kind == "labels" or not is_conflict else 0
-                heapq.heappush(kept[kind], (len(lines), key, lines))
-                if len(kept[kind]) > _GROUPS:
-                    heapq.heappop(kept[kind])
+
+    def take(images: Sequence[GroupedImage], lines: Sequence[ListedImage]) -> None:
+        is_leak = len({one.split for one in images}) > 1
+        is_conflict = len({one.label for one in images}) > 1
+        for kind in ["labels"] * is_conflict + ["leaks"] * is_leak or ["copies"]:
+            counts[kind] += 1
+            listed[kind] += len(lines) if kind == "labels" or not is_conflict else 0
+            heapq.heappush(kept[kind], (len(lines), lines[0].group, images, lines))
+            if len(kept[kind]) > _GROUPS:
+                heapq.heappop(kept[kind])
+
+    find_groups(found.info, take, pictures)
     about = {
         "leaks": "The same picture, or one that looks like it, is in several splits, so the evaluation is better than "
         "the model. The list keeps the one that isn't in train; a group with several labels is in the list of these.",
@@ -298,47 +275,33 @@ def _copies(found: Rows, pictures: Pictures) -> Iterator[Finding]:
         "copies": "A picture comes several times in one split. The list keeps one of each group.",
     }
     titles = {"leaks": "Leaks between splits", "labels": "Contradicting labels", "copies": "Copies within a split"}
-    for kind, groups in kept.items():
-        largest = [lines for *_, lines in sorted(groups, key=lambda group: (-group[0], group[1]))]
-        shown = [(_across(found, lines), [_shown(found, line) for line in lines]) for lines in largest]
-        is_decided = (kind == "labels" or lines[0].keep is not None for lines in largest)
-        every = [line for lines in compress(largest, is_decided) for line in lines]
-        complete = f"imageshards duplicates {found.info.url} --near --out FILE"
-        yield Finding(kind, titles[kind], counts[kind], "group", about[kind], shown, every, listed[kind], complete)
+    complete = f"imageshards duplicates {found.url} --near --out FILE"
+    for kind, largest in kept.items():
+        largest.sort(key=lambda group: (-group[0], group[1]))
+        groups = [_group(images) for _, _, images, _ in largest]
+        decided = [lines for *_, lines in largest if kind == "labels" or lines[0].keep is not None]
+        every = [line for lines in decided for line in lines]
+        yield Finding(kind, titles[kind], counts[kind], "group", about[kind], groups, every, listed[kind], complete)
 
 
-def _lines(path: Path) -> Iterator[ListedImage]:
-    with path.open("rb") as file:
-        yield from (msgspec.convert(json.loads(line), ListedImage) for line in file)
-
-
-def _shown(found: Rows, line: ListedImage) -> Shown:
-    row = found.find(line.path)
-    return Shown(row, line.path, f"{found.split_of(row)} · {found.label_of(row)}")
-
-
-def _across(found: Rows, lines: Sequence[ListedImage]) -> str:
-    rows = [found.find(line.path) for line in lines]
-    parts = [sorted({*map(of, rows)}) for of in (found.split_of, found.label_of)]
-    across = " · ".join(first_few(part, 5) for part in parts)
-    return f"{plural(len(lines), 'image')}: {across}"
+def _group(images: Sequence[GroupedImage]) -> Group:
+    splits, labels = sorted({one.split for one in images}), sorted({one.label for one in images})
+    shown = [Shown(one.row, one.name, f"{one.split} · {one.label}") for one in images]
+    return Group(f"{plural(len(images), 'image')}: {first_few(splits, 5)} · {first_few(labels, 5)}", shown)
 
 
 def _classes(info: DatasetInfo) -> Iterator[Finding]:
     """Classes that are empty, missing in a split, or small."""
-    counts, splits = class_counts(info), [name for name, split in info.splits.items() if split.records]
+    counts = class_counts(info)
     totals = counts.sum(0)
     median = float(np.median(totals))
     bad = np.flatnonzero((counts == 0).any(0) | (totals * _FEW < median))
-    titles = []
+    groups = []
     for number in bad[np.argsort(totals[bad], kind="stable")].tolist():
-        missing = [name for name, count in zip(splits, counts[:, number].tolist(), strict=True) if not count]
-        text = f"none in {', '.join(missing)}" if totals[number] and missing else ""
-        titles.append(
-            (" · ".join(filter(None, (info.classes[number], plural(int(totals[number]), "image"), text))), ())
-        )
+        of_splits = zip(info.splits, counts[:, number].tolist(), strict=True)
+        groups.append(Group(f"{info.classes[number]} · " + ", ".join(f"{name} {count:,}" for name, count in of_splits)))
     about = f"No record in a split, or less than 1/{_FEW} of the median class, which has {median:,.0f}."
-    yield Finding("classes", "Small and missing classes", len(titles), "class", about, titles)
+    yield Finding("classes", "Small and missing classes", len(groups), "class", about, groups)
 
 
 def _suspicious(found: Rows, pictures: Pictures) -> Iterator[Finding]:
@@ -348,7 +311,7 @@ def _suspicious(found: Rows, pictures: Pictures) -> Iterator[Finding]:
         side = "below" if FENCES[reason].is_low else "above"
         about = f"{meaning}: {side} {suspects.threshold:.3g}, which follows from the quartiles of this dataset."
         notes = [f"{reason.replace('_', ' ')}: {value:.3g}" for value in suspects.values.tolist()]
-        yield found.finding(reason, title, about, suspects.rows, notes.__getitem__)
+        yield found.finding(reason, title, about, suspects.rows, notes)
 
 
 def _shapes(found: Rows) -> Iterator[Finding]:
@@ -356,32 +319,35 @@ def _shapes(found: Rows) -> Iterator[Finding]:
     if "source_height" not in found.columns:
         return
     height, width = (found.columns[name].astype(np.float64) for name in ("source_height", "source_width"))
+
+    def finding(kind: str, title: str, about: str, values: Array, threshold: float) -> Finding:
+        rows = np.flatnonzero(values >= threshold)
+        rows = rows[np.argsort(-values[rows], kind="stable")]
+        notes = [f"{width[row]:.0f} × {height[row]:.0f}" for row in rows.tolist()]
+        return found.finding(kind, title, about, rows, notes)
+
     ratio = np.maximum(height / width, width / height)
     threshold = max(float(np.quantile(ratio, _EXTREME)), _LONG * float(np.median(ratio)))
-    rows = np.flatnonzero(ratio >= threshold)
-    rows = rows[np.argsort(-ratio[rows], kind="stable")]
     about = f"The longer side of the original is at least {threshold:.2g} times the shorter one."
-    note = [f"{width[row]:.0f} × {height[row]:.0f}" for row in rows.tolist()]
-    yield found.finding("aspect", "Extreme aspect ratios", about, rows, note.__getitem__)
+    yield finding("aspect", "Extreme aspect ratios", about, ratio, threshold)
     image = found.info.image
     if image.min_size is None or image.min_size != image.max_size:
         return  # every image has its own size
     factor = np.maximum(image.min_size[0] / height, image.min_size[1] / width)
-    rows = np.flatnonzero(factor >= _LONG)
-    rows = rows[np.argsort(-factor[rows], kind="stable")]
     enlarged = plural(int((factor > 1).sum()), "original")
     about = f"{enlarged} of fewer pixels than is stored were enlarged; these at least {_LONG} times."
-    note = [f"{width[row]:.0f} × {height[row]:.0f}" for row in rows.tolist()]
-    yield found.finding("enlarged", "Tiny originals", about, rows, note.__getitem__)
+    yield finding("enlarged", "Tiny originals", about, factor, _LONG)
 
 
-def _rejected(info: DatasetInfo, groups: Sequence[RejectGroup]) -> Iterator[Finding]:
+def _rejected(found: Rows, reasons: Sequence[RejectGroup]) -> Iterator[Finding]:
     """Images that got no record."""
-    titles = [(f"{group.what} · {group.count:,} · {first_few(group.paths)}".strip(" ·"), ()) for group in groups]
-    lines: list[ListedImage] = []
+    info, lines = found.info, list[ListedImage]()
+    groups = [
+        Group(f"{one.what} · {one.count:,} · {first_few(one.paths)}".strip(" ·"), (), one.count) for one in reasons
+    ]
     if schema.REJECTS_FILE in info.manifest["files"]:
         text = info.storage.read(info.path(schema.REJECTS_FILE)).splitlines()
         lines = [ListedImage(one["path"], one["reason"]) for one in map(json.loads, text)]
     about = "Images that got no record. Listed, they are no longer read and counted by the next version."
-    count = sum(group.count for group in groups)
-    yield Finding("rejects", "Rejected images", count, "image", about, titles, lines, len(lines))
+    count = sum(one.count for one in reasons)
+    yield Finding("rejects", "Rejected images", count, "image", about, groups, lines, len(lines), found.everything)
