@@ -71,6 +71,11 @@ source = imageshards.records("datasets/photos", "train")
 assert next(iter(grain.MapDataset.source(source).shuffle(seed=1)))["image"].shape == (48, 48, 3)
 print("Grain")
 """
+_LOOK = (
+    "imageshards verify datasets/photos",
+    "imageshards show datasets/photos --out grid.png",
+    "imageshards report datasets/photos --out report.html",
+)
 _TRAIN = (
     "imageshards train datasets/photos --epochs 1 --batch_size 16 --out run-{backend}",
     "imageshards evaluate run-{backend} datasets/photos",
@@ -101,10 +106,9 @@ ENVIRONMENTS = (
     Environment("pipeline,heic", (_HEIC, "imageshards write --input phone --output datasets --name phone")),
     Environment(
         "reader",
-        (_NO_FRAMEWORK, "imageshards info datasets/photos", "imageshards verify datasets/photos"),
+        (_NO_FRAMEWORK, "imageshards info datasets/photos", *_LOOK),
         ("imageshards train datasets/photos", "pip install 'imageshards[train]'"),
     ),
-    Environment("reader,report", ("imageshards report datasets/photos",)),
     Environment("reader,tensorflow", (_READ, _TENSORFLOW)),
     Environment("reader,tpu", (_NO_FRAMEWORK,)),  # TensorFlow with libtpu ends with SIGABRT where there is no TPU
     Environment("reader,jax", (_READ, _JAX)),
@@ -112,7 +116,11 @@ ENVIRONMENTS = (
     Environment("reader,examples", (_READ, _GRAIN)),
     Environment("reader,tensorflow,train", _TRAIN, backend="tensorflow"),
     Environment("reader,jax,train", _TRAIN, backend="jax"),
-    Environment("pipeline,reader,tensorflow,train", (_PHOTOS, _WRITE + " --overwrite", *_TRAIN), backend="tensorflow"),
+    Environment(  # README's, and the one that `make release` tries
+        "pipeline,reader,tensorflow,train",
+        (_PHOTOS, _WRITE + " --overwrite", *_LOOK, _READ, *_TRAIN),
+        backend="tensorflow",
+    ),
 )
 
 

@@ -83,7 +83,7 @@ EMPTY = "it is empty; give a CSV or JSONL file with rows"
             ("m.csv", f"path,{name}\n", f"no column 'label' among 'path', {name!r}; rename {name!r} to label")
             for name in ("class", "category", "target", " label", "Label")
         ),
-        ("m.csv", "path,age:int64\n", "no column 'label' among 'path', 'age:int64'; add it"),
+        ("m.csv", "path,age:int64\n", "no column 'label' among 'path', 'age:int64'; add it: every row needs a class, the same one if there are none"),
         *(
             ("m.csv", f"path,label,{column}\n", f"column '{column}' {RESERVED}")
             for column in ("image", "class:int64", "size:int64[]", "split:int64")
