@@ -128,8 +128,7 @@ def _errors() -> Iterator[str]:
 def main() -> None:
     """Build the site into build/site; exits with MkDocs' code."""
     if importlib.util.find_spec("mkdocs") is None:
-        print("error: there is no MkDocs: make setup EXTRAS=pipeline,reader,tensorflow,train,test,docs", file=sys.stderr)
-        sys.exit(2)
+        sys.exit("error: there is no MkDocs: make setup EXTRAS=pipeline,reader,tensorflow,train,test,docs")
     import_tensorflow_quietly()  # some docstrings are made as reader.tensorflow is loaded
     stage()
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--config-file", ROOT / "mkdocs.yml"]
