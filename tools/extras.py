@@ -126,7 +126,7 @@ ENVIRONMENTS = (
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Try the named environments, or all, from the wheel or sdist that is named, or of this checkout; 1 if one fails."""
+    """Try the named environments, or all, with the wheel or sdist that is named, or this checkout's; 1 if one fails."""
     files = [Path(name).resolve() for name in arguments if name.endswith((".whl", ".tar.gz"))]
     names = [name for name in arguments if not name.endswith((".whl", ".tar.gz"))]
     uv = shutil.which("uv") or shutil.which("uv", path=str(Path(sys.executable).parent))
