@@ -77,7 +77,7 @@ release: $(STAMP) ## Build what is uploaded, check it, try it in an empty enviro
 	@tools/release.sh
 
 docs: $(STAMP) ## Build the site into build/site; a broken link fails
-	@NO_MKDOCS_2_WARNING=1 TF_CPP_MIN_LOG_LEVEL=3 $(BIN)/python -m tools.site
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m tools.site
 
 constraints: $(STAMP) ## Pin every dependency at its newest version
 	@PATH="$(CURDIR)/$(BIN):$$PATH" tools/constraints.sh --upgrade

@@ -60,7 +60,7 @@ __all__ = ["__version__", *_HOMES]
 _PACKAGES = {
     "PIL": ("Pillow", "reader"),
     "jax": ("JAX", "jax"),
-    "jinja2": ("Jinja2", "report"),
+    "jinja2": ("Jinja2", "reader"),
     "keras": ("Keras", "train"),
     "matplotlib": ("Matplotlib", "train"),
     "obstore": ("obstore", "reader"),

@@ -12,7 +12,6 @@ from tests.make import ROOT
 # Page → the head of a table → the files that its figures are in.
 FIGURES = {
     ("README.md", "reader"): ("reading",),
-    ("docs/comparison.md", "reader"): ("reading",),
     ("docs/scale.md", "a million images of"): ("cost",),
     ("docs/howto/sizes.md", "stored"): ("sizes",),
     ("docs/howto/records.md", "PyTorch, 224 px, 2 cores"): ("records",),

@@ -10,7 +10,7 @@ dataset=$demo/datasets/sample/1.0.0
 step() {
     printf '\n== %s\n$' "$1"
     shift
-    printf ' %q' "$@"
+    printf ' %s' "$@"
     printf '\n'
     "$@"
 }

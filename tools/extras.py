@@ -2,6 +2,7 @@
 
 python -m tools.extras                  # all of them, as `make extras` does
 python -m tools.extras reader,jax       # some
+python -m tools.extras FILE reader,jax  # from this wheel or sdist, in place of a wheel of the checkout
 
 Needs uv, which `make setup` puts into .venv; nothing of the checkout is on the path of what runs here. Prints a table
 and exits with 1 if an environment can't be made or doesn't do what it should.
@@ -71,6 +72,11 @@ source = imageshards.records("datasets/photos", "train")
 assert next(iter(grain.MapDataset.source(source).shuffle(seed=1)))["image"].shape == (48, 48, 3)
 print("Grain")
 """
+_LOOK = (
+    "imageshards verify datasets/photos",
+    "imageshards show datasets/photos --out grid.png",
+    "imageshards report datasets/photos --out report.html",
+)
 _TRAIN = (
     "imageshards train datasets/photos --epochs 1 --batch_size 16 --out run-{backend}",
     "imageshards evaluate run-{backend} datasets/photos",
@@ -101,10 +107,9 @@ ENVIRONMENTS = (
     Environment("pipeline,heic", (_HEIC, "imageshards write --input phone --output datasets --name phone")),
     Environment(
         "reader",
-        (_NO_FRAMEWORK, "imageshards info datasets/photos", "imageshards verify datasets/photos"),
+        (_NO_FRAMEWORK, "imageshards info datasets/photos", *_LOOK),
         ("imageshards train datasets/photos", "pip install 'imageshards[train]'"),
     ),
-    Environment("reader,report", ("imageshards report datasets/photos",)),
     Environment("reader,tensorflow", (_READ, _TENSORFLOW)),
     Environment("reader,tpu", (_NO_FRAMEWORK,)),  # TensorFlow with libtpu ends with SIGABRT where there is no TPU
     Environment("reader,jax", (_READ, _JAX)),
@@ -112,12 +117,18 @@ ENVIRONMENTS = (
     Environment("reader,examples", (_READ, _GRAIN)),
     Environment("reader,tensorflow,train", _TRAIN, backend="tensorflow"),
     Environment("reader,jax,train", _TRAIN, backend="jax"),
-    Environment("pipeline,reader,tensorflow,train", (_PHOTOS, _WRITE + " --overwrite", *_TRAIN), backend="tensorflow"),
+    Environment(  # README's, and the one that `make release` tries
+        "pipeline,reader,tensorflow,train",
+        (_PHOTOS, _WRITE + " --overwrite", *_LOOK, _READ, *_TRAIN),
+        backend="tensorflow",
+    ),
 )
 
 
-def main(names: Sequence[str]) -> int:
-    """Try the named environments, or all; 1 if one fails."""
+def main(arguments: Sequence[str]) -> int:
+    """Try the named environments, or all, with the wheel or sdist that is named, or this checkout's; 1 if one fails."""
+    files = [Path(name).resolve() for name in arguments if name.endswith((".whl", ".tar.gz"))]
+    names = [name for name in arguments if not name.endswith((".whl", ".tar.gz"))]
     uv = shutil.which("uv") or shutil.which("uv", path=str(Path(sys.executable).parent))
     if uv is None:
         print("error: there is no uv: make setup puts it into .venv", file=sys.stderr)
@@ -130,10 +141,10 @@ def main(names: Sequence[str]) -> int:
     chosen = [one for one in ENVIRONMENTS if not names or one.extras in ("pipeline", *names)]
     rows = []
     with tempfile.TemporaryDirectory(prefix="imageshards-extras-") as folder:
-        wheel = _built(Path(folder))
-        for one in chosen:
-            rows.append(_tried(one, uv, wheel, Path(folder)))
-            print("| {} | {:.0f} | {:.0f} | {:.0f} | {} |".format(*rows[-1]), flush=True)
+        for package in files or [_built(Path(folder))]:
+            for one in chosen:
+                rows.append(_tried(one, uv, package, Path(folder)))
+                print("| {} | {:.0f} | {:.0f} | {:.0f} | {} |".format(*rows[-1]), flush=True)
     return int(any(row[-1] != "passed" for row in rows))
 
 
@@ -145,11 +156,11 @@ def _built(folder: Path) -> Path:
     return Path(wheel)
 
 
-def _tried(one: Environment, uv: str, wheel: Path, folder: Path) -> tuple[str, float, float, float, str]:
+def _tried(one: Environment, uv: str, built: Path, folder: Path) -> tuple[str, float, float, float, str]:
     """A row of the table: environment, seconds to install, MB, seconds to try, result."""
     home, started = folder / "environment", time.monotonic()
     subprocess.run([uv, "venv", "--quiet", "--python", sys.executable, home], check=True)
-    package = f"imageshards[{one.extras}] @ {wheel.as_uri()}" if one.extras else f"imageshards @ {wheel.as_uri()}"
+    package = f"imageshards[{one.extras}] @ {built.as_uri()}" if one.extras else f"imageshards @ {built.as_uri()}"
     command = [uv, "pip", "install", "--quiet", "--python", home, package, "--constraint", ROOT / "constraints.txt"]
     installed = subprocess.run(command, stderr=subprocess.PIPE, text=True)
     ready = time.monotonic()

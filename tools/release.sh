@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Builds the sdist and the wheel into dist/, checks them, and tries the wheel in an empty environment, away from the
-# checkout: write, verify, show, read, train. Uploads nothing: the last line says how.
+# Builds the sdist and the wheel into dist/, checks them, and tries these very files in empty environments, away from the
+# checkout: write, verify, show, report, read, train; from the sdist write. Uploads nothing: the last line says how.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 PATH="$PWD/.venv/bin:$PATH"
@@ -18,7 +18,8 @@ if [[ ${sdist[*]} != "dist/imageshards-$version.tar.gz" ]]; then
     echo "error: ${sdist[*]} isn't version $version" >&2
     exit 1
 fi
-python -m tools.extras pipeline,reader,tensorflow,train
+python -m tools.extras dist/*.whl pipeline,reader,tensorflow,train
+python -m tools.extras "${sdist[0]}" pipeline
 
 if ! grep -q "^## $version (20[0-9-]*)$" CHANGELOG.md; then
     echo "not yet: CHANGELOG.md has no line '## $version (YYYY-MM-DD)'; set the date, commit, and run this again" >&2

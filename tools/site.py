@@ -7,7 +7,7 @@ link fails. The reference is made of docstrings, parsers and flags: nothing in i
 from __future__ import annotations
 
 import contextlib
-import importlib
+import importlib.util
 import inspect
 import io
 import os
@@ -21,6 +21,7 @@ from pathlib import Path
 from beam_pipeline.config import FLAGS
 from beam_pipeline.names import SHELVES
 from beam_pipeline.schema import RejectReason
+from reader.training.backend import import_tensorflow_quietly
 
 ROOT = Path(__file__).parent.parent
 PAGES = ROOT / "build" / "pages"
@@ -126,6 +127,9 @@ def _errors() -> Iterator[str]:
 
 def main() -> None:
     """Build the site into build/site; exits with MkDocs' code."""
+    if importlib.util.find_spec("mkdocs") is None:
+        sys.exit("error: there is no MkDocs: make setup EXTRAS=pipeline,reader,tensorflow,train,test,docs")
+    import_tensorflow_quietly()  # some docstrings are made as reader.tensorflow is loaded
     stage()
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--config-file", ROOT / "mkdocs.yml"]
     code = subprocess.run(command, cwd=ROOT).returncode

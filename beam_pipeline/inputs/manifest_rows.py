@@ -56,7 +56,8 @@ def read_header(url: str, deadline_s: float) -> tuple[str, ...]:
     missing = [name for name in ("path", "label") if name not in header]
     if missing:
         like = next((name for name in header if re.search(_LIKE[missing[0]], name.lower()) and name not in _LIKE), None)
-        fix = f"rename {like!r} to {missing[0]}" if like else "add it"
+        classless = ": every row needs a class, the same one if there are none" * (missing == ["label"])
+        fix = f"rename {like!r} to {missing[0]}" if like else f"add it{classless}"
         if len(header) == 1 and (separator := re.search("[;\t|]", header[0])):
             fix = f"separate columns by commas, not by {separator[0]!r}"
         raise UsageError(f"--manifest {url!r}: no column {missing[0]!r} among {', '.join(map(repr, header))}; {fix}")

@@ -64,6 +64,7 @@ class Difference:
                 names = [" → ".join(name) if kind == "moved" else name for name in self.names[kind]]
                 shown = [name for name in names if name not in moved]
                 more = f"  and {count - len(shown):,} more" + " (see those that moved)" * (len(shown) < len(names))
+                more = more if shown else "  all of them moved: see there"
                 lines.append(f"{plural(count, 'image')} {words.get(kind, kind)}:")
                 lines += [*(f"  {name}" for name in shown), *[more] * (count > len(shown))]
         if self.leaked:

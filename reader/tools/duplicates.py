@@ -103,7 +103,7 @@ class Duplicates:
         have, that = {
             "source": ("have the same bytes", "with the same bytes"),
             "stored": ("have the same stored bytes", "with the same stored bytes"),
-        }.get(self.compared, ("look the same", "that look the same"))
+        }.get(self.compared, ("look the same", "of images that look the same"))
         if not self:
             return f"no two of {records} {have}{looked}"
         lines = [

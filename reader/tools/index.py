@@ -204,7 +204,7 @@ def find_keys(files: Sequence[str], image_key: str | None, class_key: str | None
         what += f"; {shown[lists[0]]} is a list, as detection sets have: an index needs one per image" if lists else ""
     isnt = f"{shown.get(key, repr(key))} isn't" if key else "no feature is known to hold"
     choices = ", ".join(shown[key] for key in fitting)
-    fix = f"name it by {flag} among: {choices}" if choices else f"nor is another: {', '.join(shown.values())}"
+    fix = f"name it by {flag} among: {choices}" if choices else f"the features are {', '.join(shown.values())}"
     raise UsageError(f"{first.name}: {isnt} {what}; {fix}; imageshards.record_dataset reads all features")
 
 

@@ -144,6 +144,8 @@ class _Training:
                 raise ImageShardsError(f"--out {self._out.as_given!r}: {fix}")
         if not self._checkpoints.is_new:
             self._tell(f"continuing after step {self._at.step:,}")
+        elif self._out.run() is not None:
+            self._tell("stopped before its first checkpoint: beginning again (--checkpoint_steps saves more often)")
         with self._devices.scope():
             self._model = build(self._info, self._recipe)
         self._out.write_run(self._run)  # not before the model is known to be possible

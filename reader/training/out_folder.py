@@ -151,17 +151,17 @@ def open_out(
     try:
         run = out.run()
         if run is not None and run["configuration"] != configuration:
-            why = _difference(run["configuration"], configuration)
-            raise UsageError(f"--out {out.as_given!r}: {why}; choose another --out")
+            raise UsageError(f"--out {out.as_given!r}: {_difference(run, configuration)}; choose another --out")
         return out, run
     except BaseException:
         out.close()
         raise
 
 
-def _difference(then: dict[str, Any], now: dict[str, Any]) -> str:
+def _difference(run: dict[str, Any], now: dict[str, Any]) -> str:
+    then = run["configuration"]
     names = [name for name in now if then.get(name) != now[name]]
     if "dataset" in names:
-        return "it was trained on another dataset"
+        return f"it was trained on another dataset, {run['dataset']['url']}"  # or on another version
     name = names[0] if names else next(iter(then.keys() - now.keys()))
     return f"it was trained with --{name} {then.get(name)}, now it is {now.get(name)}"

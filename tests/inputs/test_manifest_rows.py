@@ -68,6 +68,7 @@ def refused_job(photos: Path, tmp_path: Path, table: list[dict], line: str, *fla
 RESERVED = "has a reserved name: rename it"
 NAMELESS = "has no name: give it one, or leave it out (pandas: index=False)"
 TWICE = "is repeated: keep one"
+CLASSLESS = "add it: every row needs a class, the same one if there are none"
 EMPTY = "it is empty; give a CSV or JSONL file with rows"
 
 
@@ -83,7 +84,7 @@ EMPTY = "it is empty; give a CSV or JSONL file with rows"
             ("m.csv", f"path,{name}\n", f"no column 'label' among 'path', {name!r}; rename {name!r} to label")
             for name in ("class", "category", "target", " label", "Label")
         ),
-        ("m.csv", "path,age:int64\n", "no column 'label' among 'path', 'age:int64'; add it"),
+        ("m.csv", "path,age:int64\n", f"no column 'label' among 'path', 'age:int64'; {CLASSLESS}"),
         *(
             ("m.csv", f"path,label,{column}\n", f"column '{column}' {RESERVED}")
             for column in ("image", "class:int64", "size:int64[]", "split:int64")

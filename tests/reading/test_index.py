@@ -283,7 +283,7 @@ def test_one_hot_labels_are_class_ids_to_every_reader(tmp_path: Path, kind: str)
         ([[0, 1], 1], "record 1: 1 of 1 value of 'label' aren't 0, and another record has one 1 in 2"),
         (
             [[0.2, 0.8]],
-            "record 0: no feature is known to hold a class id (one integer, or a one-hot list); nor is anoth",
+            "record 0: no feature is known to hold a class id (one integer, or a one-hot list); the features are",
         ),
         ([0.5], "record 0: no feature is known to hold a class id"),
     ],

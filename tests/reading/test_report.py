@@ -21,7 +21,6 @@ from reader.tools.report import Report, report
 from tests import make
 from tests.reading.test_near import photo
 
-pytest.importorskip("jinja2", reason="Jinja2 is not installed: pip install 'imageshards[report]'")
 HOSTILE = ("<script>alert(1)<", '"onload="x', "a&b {{7*7}}", "ünïcødé 图")
 CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
 AXE = make.ROOT / "build" / "ci" / "npm" / "node_modules" / "axe-core" / "axe.min.js"

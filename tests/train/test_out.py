@@ -121,7 +121,7 @@ def test_a_folder_that_can_not_be_continued_in_is_refused(dataset: str, finished
         assert str(caught.value).startswith("--out ") and str(caught.value).endswith(message)
 
     refused("it was trained with --seed 5, now it is 6; choose another --out", seed=6)
-    refused("it was trained on another dataset; choose another --out", other)
+    refused(f"it was trained on another dataset, {dataset}; choose another --out", other)
     locked = OutFolder(str(run))
     refused("another process is training there; choose another")
     locked.close()
@@ -149,6 +149,9 @@ def test_without_out_a_training_is_in_runs_and_one_of_another_configuration_need
     assert "continuing after step 5" in trained(dataset, None)[1]
     with pytest.raises(UsageError, match=r"^--out 'runs/photos': it was trained with --seed 5, now it is 9; choose"):
         trained(dataset, None, seed=9)
+    unfinish(tmp_path / "runs/photos")
+    shutil.rmtree(tmp_path / "runs/photos/checkpoints")
+    assert any("before its first checkpoint: beginning again" in line for line in trained(dataset, None)[1])
 
 
 def edit(out: Path, change: Callable[[dict[str, Any], dict[str, Any]], object], *names: str) -> None:
