@@ -185,7 +185,8 @@ class Job:
     def _progress(self, config: Config) -> ProgressLine:
         if self._has_workers():
             every_s = _LOCAL_EVERY_S if storage.is_local(config.output) else _REMOTE_EVERY_S
-            return ProgressLine(partial(_finished_shards, config), every_s)
+            # Of workers nothing is known until there is a plan: after minutes, if the listing is long.
+            return ProgressLine(partial(_finished_shards, config), every_s, "running: listing images, planning shards")
         before = progress.reported()
         return ProgressLine(lambda: progress.reported() - before, _LOOK_EVERY_S)
 

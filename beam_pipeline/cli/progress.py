@@ -91,12 +91,13 @@ class ProgressLine:
     """Shows a local job's progress on stderr while the `with` block runs.
 
     Args:
-        count: gives the counts of `ProgressText`; nothing is shown until they have changed.
+        count: gives the counts of `ProgressText`.
         every_s: seconds between two looks.
+        before: what is shown until the counts have changed; "" for nothing.
     """
 
-    def __init__(self, count: Callable[[], Counter[str]], every_s: float) -> None:
-        self._count, self._first, self._every_s = count, count(), every_s
+    def __init__(self, count: Callable[[], Counter[str]], every_s: float, before: str = "") -> None:
+        self._count, self._first, self._every_s, self._before = count, count(), every_s, before
         self._line = StatusLine(LOG_LINE_EVERY_S)
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._watch, daemon=True)
@@ -113,7 +114,7 @@ class ProgressLine:
         text = ProgressText()
         while not self._stop.wait(self._every_s):
             counts = self._count()
-            if counts != self._first and (line := text(counts)):
+            if line := text(counts) if counts != self._first else self._before:
                 self._line.show(line)
 
 

@@ -80,6 +80,10 @@ def test_finished_shards_of_worker_processes_are_counted_in_the_state(
     assert ProgressText()(found[0]) == "shards 4/4"
     workers = job.Job(PipelineOptions(["--direct_running_mode=multi_processing"]), config)
     assert workers._progress(config)._count() == Counter()
+    stream = stderr(monkeypatch, Terminal())
+    monkeypatch.setattr(job, "_LOCAL_EVERY_S", 0.01)
+    with workers._progress(config):
+        wait_for("running: listing images, planning shards", stream)
 
 
 @pytest.mark.parametrize(
