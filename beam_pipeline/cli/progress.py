@@ -94,11 +94,14 @@ class ProgressLine:
         count: gives the counts of `ProgressText`.
         every_s: seconds between two looks.
         before: what is shown until the counts have changed; "" for nothing.
+        line: where it is shown.
     """
 
-    def __init__(self, count: Callable[[], Counter[str]], every_s: float, before: str = "") -> None:
+    def __init__(
+        self, count: Callable[[], Counter[str]], every_s: float, before: str = "", line: StatusLine | None = None
+    ) -> None:
         self._count, self._first, self._every_s, self._before = count, count(), every_s, before
-        self._line = StatusLine(LOG_LINE_EVERY_S)
+        self._line = line or StatusLine(LOG_LINE_EVERY_S)
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._watch, daemon=True)
 

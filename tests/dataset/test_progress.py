@@ -78,12 +78,14 @@ def test_finished_shards_of_worker_processes_are_counted_in_the_state(
     job.Job(None, config).write(config)
     assert found == [{"shards": 4, "shards_planned": 4}]
     assert ProgressText()(found[0]) == "shards 4/4"
-    workers = job.Job(PipelineOptions(["--direct_running_mode=multi_processing"]), config)
-    assert workers._progress(config)._count() == Counter()
     stream = stderr(monkeypatch, Terminal())
     monkeypatch.setattr(job, "_LOCAL_EVERY_S", 0.01)
-    with workers._progress(config):
-        wait_for("running: listing images, planning shards", stream)
+    for flag in ("--direct_running_mode=multi_processing", "--runner=PortableRunner"):
+        line = job.Job(PipelineOptions([flag]), config)._progress(config, StatusLine())
+        assert line._count() == Counter()
+        stream.truncate(0)
+        with line:
+            wait_for("running: listing images, planning shards", stream)
 
 
 @pytest.mark.parametrize(
