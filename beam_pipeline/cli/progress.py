@@ -114,10 +114,11 @@ class ProgressLine:
         self._line.wipe()
 
     def _watch(self) -> None:
-        text = ProgressText()
+        text, line = ProgressText(), self._before
         while not self._stop.wait(self._every_s):
-            counts = self._count()
-            if line := text(counts) if counts != self._first else self._before:
+            if (counts := self._count()) != self._first:
+                line = text(counts) or line
+            if line:
                 self._line.show(line)
 
 

@@ -88,6 +88,18 @@ def test_finished_shards_of_worker_processes_are_counted_in_the_state(
             wait_for("running: listing images, planning shards", stream)
 
 
+def test_the_last_counts_stay_when_a_published_job_s_state_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    stream, counts = stderr(monkeypatch, Terminal()), [Counter[str]()]
+    with ProgressLine(lambda: counts[-1], 0.01, "running"):
+        wait_for("running", stream)
+        counts.append(Counter(shards=1, shards_planned=2))
+        wait_for("shards 1/2", stream)
+        counts.append(Counter())
+        stream.truncate(0)
+        wait_for("shards 1/2", stream)
+    assert "running" not in stream.getvalue()
+
+
 @pytest.mark.parametrize(
     ("done", "text"),
     [
