@@ -1,10 +1,11 @@
-"""What reading leaves behind: memory, threads and descriptors before and after, for two doors and for TensorFlow alone.
+"""What reading leaves behind: memory, threads and descriptors before and after, for each door and for TensorFlow alone.
 
-    python benchmarks/leaks.py [--times 300] [--epochs 50] [--doors numpy,tensorflow,generator]
+    python benchmarks/leaks.py [--times 300] [--epochs 50] [--doors numpy,tensorflow,jax,torch,keras,generator]
 
 Drawn images. Each line is a process of its own that does the thing 20 times first, since pools and allocators fill
 then: epochs of a small dataset; datasets that are made, read for a batch and dropped; epochs of a larger one.
-`generator` is TensorFlow alone: a `from_generator` of ready batches, for what TensorFlow itself leaves behind.
+`keras` is what its `fit` reads on JAX and PyTorch; on TensorFlow that is `tensorflow`. `generator` is TensorFlow
+alone: a `from_generator` of ready batches, for what TensorFlow itself leaves behind.
 """
 
 from __future__ import annotations
@@ -19,10 +20,13 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+os.environ.setdefault("KERAS_BACKEND", "jax")
+os.environ.setdefault("JAX_PLATFORMS", "cpu")
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
 import psutil
@@ -39,7 +43,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--times", type=int, default=300)
     parser.add_argument("--epochs", type=int, default=50)
-    parser.add_argument("--doors", default="numpy,tensorflow,generator")
+    parser.add_argument("--doors", default=",".join(DOORS))
     parser.add_argument("--one", nargs=4, metavar=("DOOR", "WORK", "TIMES", "URL"), help="(one process's part)")
     flags = parser.parse_args()
     if flags.one:
@@ -70,6 +74,33 @@ def tensorflow(url: str) -> object:
     return reader.train_dataset(url, "train", global_batch_size=BATCH, augment=reader.augment.flip)
 
 
+def jax(url: str) -> object:
+    """`as_jax`, on one device."""
+    import jax
+    import numpy as np
+
+    return reader.as_jax(numpy(url), jax.sharding.Mesh(np.array(jax.devices()[:1]), ("batch",)))  # type: ignore[arg-type]
+
+
+def torch(url: str) -> object:
+    """A `DataLoader` over `as_torch`."""
+    from torch.utils.data import DataLoader
+
+    return DataLoader(reader.as_torch(numpy(url)), batch_size=None)  # type: ignore[arg-type]
+
+
+class keras:
+    """`fit_arguments` as a `fit` on JAX reads it."""
+
+    def __init__(self, url: str) -> None:
+        self._batches: Any = numpy(url)
+        self._data = reader.keras.fit_arguments(self._batches)["x"]
+
+    def __iter__(self) -> Iterator[object]:
+        yield from (self._data[number] for number in range(len(self._batches)))
+        self._data.on_epoch_end()
+
+
 def generator(url: str) -> object:
     """`tf.data.Dataset.from_generator`."""
     import numpy as np
@@ -84,7 +115,9 @@ def generator(url: str) -> object:
     return tf.data.Dataset.from_generator(batches, output_signature=signature).prefetch(2)
 
 
-DOORS: dict[str, Callable[[str], object]] = {"numpy": numpy, "tensorflow": tensorflow, "generator": generator}
+DOORS: dict[str, Callable[[str], object]] = {
+    door.__name__: door for door in (numpy, tensorflow, jax, torch, keras, generator)
+}
 
 
 def iterations(door: Callable[[str], object], times: int, url: str) -> None:
