@@ -8,7 +8,7 @@ from array import array
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator
 from itertools import pairwise
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
@@ -133,7 +133,7 @@ class Members:
         ends = (match.end() for match in _TAR_FOLDER.finditer(name, start))
         return next((name[:end] for end in ends if self.find(name[: end - 1])), None)
 
-    def _rows(self, numbers: range) -> Iterator[list[int]]:
+    def _rows(self, numbers: range) -> Iterator[Any]:
         """The facts of many; NumPy gives some thousand at once in a third of the time."""
         for start in range(numbers.start, numbers.stop, 1000):
             yield from self._facts[start : min(start + 1000, numbers.stop)].tolist()

@@ -188,8 +188,8 @@ class Job:
         if self._has_workers() or not self.is_local:
             every_s = _LOCAL_EVERY_S if storage.is_local(config.output) else _REMOTE_EVERY_S
             # Of workers nothing is known until there is a plan: after minutes, if the listing is long.
-            before = "running: listing images, planning shards"
-            return ProgressLine(partial(_finished_shards, config), every_s, before, line)
+            at_first = "running: listing images, planning shards"
+            return ProgressLine(partial(_finished_shards, config), every_s, at_first, line)
         before = progress.reported()
         return ProgressLine(lambda: progress.reported() - before, _LOOK_EVERY_S)
 
