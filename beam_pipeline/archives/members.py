@@ -8,7 +8,7 @@ from array import array
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator
 from itertools import pairwise
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
@@ -19,7 +19,6 @@ from beam_pipeline.errors import UsageError
 # Methods that no zip has: the range is the file; a folder; a symbolic link or a sparse file, which gives no image.
 PLAIN, FOLDER, LINK = 1 << 16, 2 << 16, 3 << 16
 _FACTS = 6
-_ODD = re.compile(rb"\A/|//|(\A|/)\.\.?(/|\Z)|\0")
 _TAR_FOLDER = re.compile(rb"\.tar/", re.IGNORECASE)
 
 
@@ -51,7 +50,7 @@ def unpacked_name(name: bytes, archive: str) -> bytes:
     Raises:
         UsageError: it leads out of that folder.
     """
-    if not _ODD.search(name):
+    if not (name.startswith((b"/", b".")) or b"//" in name or b"/." in name or b"\0" in name):
         return name
     parts = [part for part in name.split(b"/") if part not in (b"", b".")]
     if b".." in parts or b"\0" in name:
@@ -119,16 +118,25 @@ class Members:
 
     def files(self, folder: bytes) -> Iterator[Member]:
         """The files below a folder; those of a tar file in it aren't."""
-        archive = b"\0"
-        for number in self._below(folder):
+        archive, below = b"\0", self._below(folder)
+        for number, facts in zip(below, self._rows(below), strict=True):
             name = self._names[number]
             if name.startswith(archive):
                 continue
-            ends = (match.end() for match in _TAR_FOLDER.finditer(name, len(folder)))
-            if end := next((end for end in ends if self.find(name[: end - 1])), None):
-                archive = name[:end]
+            if b".tar/" in name.lower() and (tar := self._tar(name, len(folder))):
+                archive = tar
             elif not name.endswith(b"/"):
-                yield self[number]
+                yield Member(name, *facts)
+
+    def _tar(self, name: bytes, start: int) -> bytes | None:
+        """The tar file, with a slash, that a member is in below a folder whose name ends at `start`."""
+        ends = (match.end() for match in _TAR_FOLDER.finditer(name, start))
+        return next((name[:end] for end in ends if self.find(name[: end - 1])), None)
+
+    def _rows(self, numbers: range) -> Iterator[Any]:
+        """The facts of many; NumPy gives some thousand at once in a third of the time."""
+        for start in range(numbers.start, numbers.stop, 1000):
+            yield from self._facts[start : min(start + 1000, numbers.stop)].tolist()
 
     def children(self, folder: bytes) -> Iterator[bytes]:
         """The names directly in a folder, those of folders with a slash; a tar file is a file."""

@@ -18,7 +18,7 @@ import msgspec
 
 from beam_pipeline import storage
 from beam_pipeline.archives import tar, zip
-from beam_pipeline.archives.members import LINK, Member, Members
+from beam_pipeline.archives.members import LINK, Members
 from beam_pipeline.archives.tar import Read
 from beam_pipeline.config import Config
 from beam_pipeline.errors import MissingFileError
@@ -70,8 +70,15 @@ class Tree:
             yield from self._store(url).files(url, every_name)
             return
         archive, members, folder = found
+        place = f"in {etag_text(archive.etag)} at "
         for member in members.files(folder):
-            yield _listed(archive, member, len(folder))
+            path = member.name[len(folder) :].decode("utf-8", "surrogateescape")
+            if member.method == LINK:
+                yield ListedFile(path, 0, LINK_ETAG)
+            else:
+                facts = member.start, member.stop, member.packed, member.method, member.crc32
+                part = Part(archive.path, archive.generation, *facts)
+                yield ListedFile(path, member.size, f"{place}{member.start}", part=part)
 
     def unpacked(self, url: str, folder: str, wanted: Collection[str]) -> Iterator[tuple[str, ListedFile]]:
         """(URL when unpacked, file) of the files below a folder, as if each archive were a folder of its name.
@@ -186,12 +193,3 @@ class _Blocks:
 
 def _encoded(name: str) -> bytes:
     return name.encode("utf-8", "surrogateescape")
-
-
-def _listed(archive: ListedFile, member: Member, folder_length: int) -> ListedFile:
-    path = member.name[folder_length:].decode("utf-8", "surrogateescape")
-    if member.method == LINK:
-        return ListedFile(path, 0, LINK_ETAG)
-    facts = member.packed, member.method, member.crc32
-    part = Part(archive.path, archive.generation, member.start, member.stop, *facts)
-    return ListedFile(path, member.size, f"in {etag_text(archive.etag)} at {member.start}", part=part)

@@ -1,35 +1,42 @@
-"""The members of a zip file, by Python's zipfile from the directory at its end, and the file in a member's range."""
+"""The members of a zip file, by the directory at its end, and the file in a member's range.
+
+https://pkware.cachefly.net/webdocs/casestudies/APPNOTE.TXT
+"""
 
 from __future__ import annotations
 
-import io
 import stat
 import struct
 import zipfile
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from itertools import accumulate
 
 from beam_pipeline.archives.members import FOLDER, LINK, PLAIN, Member, shown, unpacked_name
-from beam_pipeline.errors import ImageShardsError, Reject, UsageError
+from beam_pipeline.archives.tar import Read
+from beam_pipeline.errors import Reject, UsageError
 from beam_pipeline.schema import RejectReason
 from beam_pipeline.storage import Part, Storage
 
 ENCRYPTED = 1 << 15  # added to the method
 _LENGTHS = struct.Struct("<26x2H")  # of a member's name and extra field, which the directory's may not be
+_ENTRY = struct.Struct("<4sxB2x2H4x3I3H4x2I")
+_EXTRA, _LONG = struct.Struct("<2H"), struct.Struct("<q")
+_END = struct.Struct("<4xH6x2I2x")
+_END_64, _LOCATOR = struct.Struct("<40x2Q"), struct.Struct("<4xI8xI")  # follow each other, before the end
 _HEADER_BYTES = 30
-_TAIL_BYTES = 0xFFFF + 98  # a comment, the end of the directory, and where that of a zip64 is
+_TAIL_BYTES = 0xFFFF + _END.size + _END_64.size + _LOCATOR.size  # with a comment
 _MAX_DIRECTORY_BYTES = 256 << 20  # some two million members; its size may be a lie
+_IN_EXTRA, _ZIP64 = 0xFFFF_FFFF, 1
 _FAT, _UNIX = 0, 3
-# What zipfile raises on bytes that it doesn't expect.
-_INVALID = (zipfile.BadZipFile, NotImplementedError, ValueError, OverflowError, OSError, EOFError, struct.error)
 _IS_ENCRYPTED, _IS_UTF8 = 1, 0x800
 
 
-def members(read: Callable[[int, int], bytes], size: int, archive: str) -> Iterator[Member]:
+def members(read: Read, size: int, archive: str) -> Iterator[Member]:
     """Every member of a zip file, in the order of their bytes.
 
     Args:
-        read: bytes [start, stop) of it: called at most three times.
+        read: bytes [start, stop) of it: called at most twice.
         size: of the file.
         archive: its name for messages.
 
@@ -37,70 +44,108 @@ def members(read: Callable[[int, int], bytes], size: int, archive: str) -> Itera
         UsageError: it is none, truncated, in several parts, or members share bytes.
     """
     try:
-        with zipfile.ZipFile(_File(read, size)) as file:
-            infos, end = sorted(file.infolist(), key=lambda info: info.header_offset), file.start_dir
-    except ImageShardsError:
-        raise
-    except _INVALID as error:
+        directory, begin, moved = _directory(read, size)
+        entries = sorted(_entries(directory, moved))
+    except (ValueError, struct.error) as error:
         fix = "copy it again, or test it by unzip -t"
         raise UsageError(f"{archive}: no zip file that can be read ({str(error)[:100]}): {fix}") from None
-    starts = [*(info.header_offset for info in infos[1:]), end][: len(infos)]
-    for info, next_start in zip(infos, starts, strict=True):
-        name, start, method = unpacked_name(_name(info), archive), info.header_offset, info.compress_type
-        if not 0 <= start <= next_start - _HEADER_BYTES - info.compress_size:
+    starts = (*(entry[0] for entry in entries[1:]), begin)
+    for (start, file_bytes, packed, method, crc32, raw), next_start in zip(entries, starts, strict=False):
+        name = unpacked_name(raw, archive)
+        if not 0 <= start <= next_start - _HEADER_BYTES - packed:
             raise UsageError(f"{archive}: member {shown(name)} at byte {start} and the next share bytes: pack it again")
-        if name.endswith(b"/"):
-            method = FOLDER
-        elif info.create_system == _UNIX and stat.S_ISLNK(info.external_attr >> 16):
-            method = LINK
-        elif info.flag_bits & _IS_ENCRYPTED:
-            method |= ENCRYPTED
-        stop = min(next_start, start + _HEADER_BYTES + 2 * 0xFFFF + info.compress_size)
+        stop = min(next_start, start + _HEADER_BYTES + 2 * 0xFFFF + packed)
         if name:
-            yield Member(name, start, stop, info.file_size, info.compress_size, method, info.CRC)
+            yield Member(name, start, stop, file_bytes, packed, FOLDER if name.endswith(b"/") else method, crc32)
 
 
-def is_zip(read: Callable[[int, int], bytes], size: int) -> bool:
+def _directory(read: Read, size: int) -> tuple[bytes, int, int]:
+    """A zip file's directory, where it is, and how far from where the file says that it is: something was put before.
+
+    Raises:
+        ValueError: there is none.
+        struct.error: it is truncated.
+    """
+    tail_start = max(0, size - _TAIL_BYTES)
+    tail = read(tail_start, size)
+    stop = tail.rfind(b"PK\5\6", 0, max(0, len(tail) - _END.size + 4))
+    if stop < 0:
+        raise ValueError("it has no end")
+    disk, length, said = _END.unpack_from(tail, stop)
+    disks, at = 1, stop - _END_64.size - _LOCATOR.size
+    if at >= 0 and tail.startswith(b"PK\6\6", at) and tail.startswith(b"PK\6\7", at + _END_64.size):
+        disk, disks = _LOCATOR.unpack_from(tail, at + _END_64.size)
+        length, said = _END_64.unpack_from(tail, at)
+        stop = at
+    if disk or disks > 1:
+        raise ValueError("it is in several parts")
+    begin = tail_start + stop - length
+    if begin < 0 or length > _MAX_DIRECTORY_BYTES:
+        raise ValueError(f"a directory of {length} bytes, in a file of {size}; at most {_MAX_DIRECTORY_BYTES} are read")
+    directory = tail[stop - length : stop] if length <= stop else read(begin, begin + length)
+    return directory, begin, begin - said
+
+
+def _entries(directory: bytes, moved: int) -> Iterator[tuple[int, int, int, int, int, bytes]]:
+    """(start, bytes of the file, bytes as stored, method, CRC-32, name) of each entry.
+
+    100,000 take 0.2 s; Python's zipfile takes 1 s, and 600 bytes each.
+
+    Raises:
+        ValueError, struct.error: one can't be read.
+    """
+    at = 0
+    while at < len(directory):
+        fields = _ENTRY.unpack_from(directory, at)
+        signature, system, flags, method, crc32, packed, size, *lengths, mode, start = fields
+        if signature != b"PK\1\2":
+            raise ValueError(f"no entry at byte {at} of its directory")
+        name_at, extra_at, comment_at, next_at = accumulate(lengths, initial=at + _ENTRY.size)
+        name = directory[name_at:extra_at]
+        if not name.isascii() or b"\\" in name or b"\0" in name:
+            name = _file_name(name, system, flags)
+        if _IN_EXTRA in (size, packed, start):
+            size, packed, start = _of_zip64(directory[extra_at:comment_at], size, packed, start)
+        if system == _UNIX and stat.S_ISLNK(mode >> 16):
+            method = LINK
+        elif flags & _IS_ENCRYPTED:
+            method |= ENCRYPTED
+        yield start + moved, size, packed, method, crc32, name
+        at = next_at
+    if at > len(directory):
+        raise ValueError("its directory is truncated")
+
+
+def _of_zip64(extra: bytes, *fields: int) -> Iterator[int]:
+    """Fields of an entry; those that don't fit into 32 bits are in its extra field, in this order."""
+    at, data = 0, b""
+    while at + _EXTRA.size <= len(extra) and not data:
+        kind, length = _EXTRA.unpack_from(extra, at)
+        at += _EXTRA.size + length
+        data = extra[at - length : at] if kind == _ZIP64 else b""
+    at = 0
+    for field in fields:
+        if field == _IN_EXTRA:
+            (field,) = _LONG.unpack_from(data, at)
+            at += _LONG.size
+            if field < 0:
+                raise ValueError("a member of more than 8 exabytes")
+        yield field
+
+
+def is_zip(read: Read, size: int) -> bool:
     """Whether a file is a zip file, even a truncated one, by its first or last bytes."""
     return read(0, min(size, 2)) in (b"PK", b"") or b"PK\5\6" in read(max(0, size - _TAIL_BYTES), size)
 
 
-def _name(info: zipfile.ZipInfo) -> bytes:
-    """A member's name as unzip writes it."""
-    name = info.filename
-    if not name.isascii() and info.create_system == _UNIX and not info.flag_bits & _IS_UTF8:
-        return name.encode("cp437")  # as which zipfile took it; but on Unix it is in the bytes of the file system
-    return (name.replace("\\", "/") if info.create_system == _FAT and "/" not in name else name).encode()
-
-
-class _File(io.RawIOBase):
-    """What zipfile reads from: its end, kept, and the directory before."""
-
-    def __init__(self, read: Callable[[int, int], bytes], size: int) -> None:
-        self._read, self._size, self._position = read, size, 0
-        self._tail_start = max(0, size - _TAIL_BYTES)
-        self._tail = read(self._tail_start, size)
-
-    def seekable(self) -> bool:
-        return True
-
-    def tell(self) -> int:
-        return self._position
-
-    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        self._position = offset + {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self._size}[whence]
-        if self._position < 0:
-            raise OSError("truncated")
-        return self._position
-
-    def read(self, size: int = -1) -> bytes:
-        start = self._position
-        stop = self._position = self._size if size < 0 else min(self._size, start + size)
-        if start >= self._tail_start:
-            return self._tail[start - self._tail_start : stop - self._tail_start]
-        if stop - start > _MAX_DIRECTORY_BYTES:
-            raise ValueError(f"a directory of {stop - start} bytes, at most {_MAX_DIRECTORY_BYTES} are read")
-        return self._read(start, stop)
+def _file_name(name: bytes, system: int, flags: int) -> bytes:
+    """A member's name as unzip writes it: up to a 0, in UTF-8; without that flag in CP437, but on Unix as it is."""
+    name = name.partition(b"\0")[0]
+    if flags & _IS_UTF8:
+        name.decode()  # raises UnicodeDecodeError
+    elif system != _UNIX:
+        name = name.decode("cp437").encode()
+    return name.replace(b"\\", b"/") if system == _FAT and b"/" not in name else name
 
 
 def read_part(store: Storage, part: Part, size: int) -> bytes:

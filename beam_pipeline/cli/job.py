@@ -32,7 +32,7 @@ from apache_beam.options.pipeline_options import (
 
 from beam_pipeline import storage
 from beam_pipeline.cli import dataflow
-from beam_pipeline.cli.progress import ProgressLine
+from beam_pipeline.cli.progress import ProgressLine, StatusLine
 from beam_pipeline.config import Config, wrong
 from beam_pipeline.conversion.versions import versions
 from beam_pipeline.dataset import progress
@@ -175,17 +175,21 @@ class Job:
                 return self._pipeline.run().wait_until_finish()
         from beam_pipeline.cli.watch import printing_job_states
 
+        line = StatusLine()
         with (
             _ctrl_c_raises(),
-            printing_job_states("apache_beam.runners.portability.portable_runner"),
+            printing_job_states("apache_beam.runners.portability.portable_runner", line=line),
             _translating_job_errors(),
+            self._progress(config, line),
         ):
             return self._pipeline.run().wait_until_finish()
 
-    def _progress(self, config: Config) -> ProgressLine:
-        if self._has_workers():
+    def _progress(self, config: Config, line: StatusLine | None = None) -> ProgressLine:
+        if self._has_workers() or not self.is_local:
             every_s = _LOCAL_EVERY_S if storage.is_local(config.output) else _REMOTE_EVERY_S
-            return ProgressLine(partial(_finished_shards, config), every_s)
+            # Of workers nothing is known until there is a plan: after minutes, if the listing is long.
+            at_first = "running: listing images, planning shards"
+            return ProgressLine(partial(_finished_shards, config), every_s, at_first, line)
         before = progress.reported()
         return ProgressLine(lambda: progress.reported() - before, _LOOK_EVERY_S)
 

@@ -91,13 +91,17 @@ class ProgressLine:
     """Shows a local job's progress on stderr while the `with` block runs.
 
     Args:
-        count: gives the counts of `ProgressText`; nothing is shown until they have changed.
+        count: gives the counts of `ProgressText`.
         every_s: seconds between two looks.
+        before: what is shown until the counts have changed; "" for nothing.
+        line: where it is shown.
     """
 
-    def __init__(self, count: Callable[[], Counter[str]], every_s: float) -> None:
-        self._count, self._first, self._every_s = count, count(), every_s
-        self._line = StatusLine(LOG_LINE_EVERY_S)
+    def __init__(
+        self, count: Callable[[], Counter[str]], every_s: float, before: str = "", line: StatusLine | None = None
+    ) -> None:
+        self._count, self._first, self._every_s, self._before = count, count(), every_s, before
+        self._line = line or StatusLine(LOG_LINE_EVERY_S)
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._watch, daemon=True)
 
@@ -110,10 +114,11 @@ class ProgressLine:
         self._line.wipe()
 
     def _watch(self) -> None:
-        text = ProgressText()
+        text, line = ProgressText(), self._before
         while not self._stop.wait(self._every_s):
-            counts = self._count()
-            if counts != self._first and (line := text(counts)):
+            if (counts := self._count()) != self._first:
+                line = text(counts) or line
+            if line:
                 self._line.show(line)
 
 

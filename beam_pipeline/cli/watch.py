@@ -29,6 +29,7 @@ _MAX_CHARACTERS = 500  # of a message
 _STATE = re.compile(r"Job state changed to (\w+)|Job \S+ is in state JOB_STATE_(\w+)")
 _MESSAGE = re.compile(r"(\S+ \S+): JOB_MESSAGE_\w+: (.*)", re.DOTALL)
 _EXCEPTION_LINE = re.compile(r" \[while running|^[\w.]+(?:Error|Exception)\b")  # the last one of a traceback
+_NOT_STARTED = "stopped"  # a job's first state
 _RESUMES = "the same command resumes"
 
 
@@ -170,9 +171,6 @@ def _counts(counters: Iterable[Any]) -> dict[str, int]:
 def printing_job_states(*names: str, line: StatusLine | None = None) -> Iterator[None]:
     """Print states, warnings and errors of a job, which Beam only logs, one line each.
 
-    On Flink, Spark or another cluster there is no progress line: Beam's `PipelineResult` caches its first answer to
-    `metrics()` there.
-
     Args:
         names: of the loggers to hear.
         line: stays below what is printed.
@@ -212,6 +210,8 @@ class _OneLine(logging.Handler):
         line = (
             _state_text(state[1] or state[2]) if state else f"{kind}: {_message_line(text).removeprefix('WARNING: ')}"
         )
+        if line == _NOT_STARTED:
+            return
         if (state or record.levelno >= logging.WARNING) and line not in self._printed:
             self._printed.add(line)
             self._line.print_above(f"{when:%H:%M:%S} {line}")

@@ -297,6 +297,14 @@ def changed(data: bytes, at: int, new: bytes) -> bytes:
     return data[:at] + new + data[at + len(new) :]
 
 
+def enormous() -> bytes:
+    """A member whose size in its directory has no place in 63 bits."""
+    with mock.patch.object(zipfile, "ZIP64_LIMIT", 0):
+        data = bytearray(zip_of("cat/1.jpg"))
+    field = data.index(b"\1\0", data.index(b"PK\1\2") + 46 + len("cat/1.jpg")) + 4
+    return changed(bytes(data), field, b"\xff" * 8)
+
+
 TAR = pack.tarred({"cat/1.jpg": b"1" * 700, "cat/2.jpg": b"2"})
 ZIP = pack.zipped({"cat/1.jpg": b"1" * 700, "cat/2.jpg": b"2"})
 INNER = pack.tarred({"cat.tar": TAR[:700]})
@@ -351,6 +359,8 @@ def test_long_headers_of_one_member_are_not_all_kept() -> None:
         ("a.zip", b"PK" * 1000, "no zip file that can be read"),
         ("a.zip", ZIP[10:], "member 'cat/1.jpg' at byte -10 and the next share bytes"),
         ("a.zip", changed(ZIP, len(ZIP) - 10, b"\xff\xff\xff\xff"), "no zip file that can be read"),
+        ("a.zip", changed(ZIP, len(ZIP) - 18, b"\1"), "no zip file that can be read (it is in several parts)"),
+        ("a.zip", enormous(), "no zip file that can be read (a member of more than 8 exabytes)"),
         ("a.tar.gz", b"", "an archive that can't be read in place; unpack it and give the folder: tar -xf "),
         ("a.7z", b"", "7z x "), ("a.rar", b"", "unrar x "),
     ],

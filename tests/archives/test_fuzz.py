@@ -8,6 +8,7 @@ import tarfile
 import tracemalloc
 import zipfile
 from collections.abc import Callable
+from unittest import mock
 
 import pytest
 from hypothesis import given
@@ -38,12 +39,18 @@ def test_a_tar_has_the_files_that_were_put_in(files: dict[str, bytes], format: s
     assert of(tar.members, pack.tarred(files, format)) == files
 
 
-@given(FILES)
-def test_a_zip_has_the_files_that_were_put_in(files: dict[str, bytes]) -> None:
-    data = pack.zipped(files, zipfile.ZIP_STORED)
+@given(FILES, st.sampled_from([b"", b"#!/bin/sh\n"]), st.sampled_from([zipfile.ZIP64_LIMIT, 0]))
+def test_a_zip_has_the_files_that_were_put_in_and_says_of_them_what_zipfile_says(
+    files: dict[str, bytes], before: bytes, limit: int
+) -> None:
+    with mock.patch.object(zipfile, "ZIP64_LIMIT", limit):  # above it, zip64
+        data = pack.zipped(files, zipfile.ZIP_STORED, before)
     found = of(zips.members, data)
     assert found.keys() == files.keys()
     assert all(found[name].endswith(content) for name, content in files.items())
+    infos = {info.filename: (info.file_size, info.CRC) for info in zipfile.ZipFile(io.BytesIO(data)).infolist()}
+    members = zips.members(lambda start, stop: data[start:stop], len(data), "a")
+    assert {member.name.decode(): (member.size, member.crc32) for member in members} == infos
 
 
 def large() -> tuple[bytes, bytes]:

@@ -83,18 +83,21 @@ def take_over(
 ) -> str:
     """A command is killed after some shards, while a second one has begun; a third, with more flags, publishes.
 
-    On a local output the first is under another host name and in another pid space, if that is allowed.
+    On a local output the first is under another host name and in another pid space, if that is allowed. With its flags
+    the shards that it had finished aren't written again.
     """
     first = Job(images, output, prefix=elsewhere() if output.server is None else ())
     first.wait_for("claim.json")
     second = Job(images, output)
     first.wait_for_shards(shards)
     first.kill()
+    finished = output.finished_shards()
     said = [_said(output, second.result())]
     more = more if said == ["refused"] else ()
     said += [_said(output, Job(images, output, more=more).result())]
     assert said[1] != "refused"
     expected[more].check(output, scratch)
+    assert more or finished.items() <= output.files().items(), "written again"
     return f"first killed after {shards} of {jobs.SHARDS} shards: {said[0]}, then {' '.join((said[1], *more))}"
 
 
