@@ -11,13 +11,9 @@ import json
 import logging
 import math
 import os
-import signal
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext, redirect_stdout, suppress
-from importlib.util import find_spec
-from pathlib import Path
+from contextlib import redirect_stdout
 from typing import Any
 
 from beam_pipeline import schema, storage
@@ -25,7 +21,6 @@ from beam_pipeline.errors import (
     EXIT_FAILED,
     EXIT_OK,
     NotPublishedError,
-    UsageError,
 )
 from beam_pipeline.schema.manifest import FOREIGN_KEY
 from beam_pipeline.text import name_line, one_line, plural, print_line
@@ -34,6 +29,7 @@ from reader.info import load_info
 from reader.select import Classes
 from reader.tools.describe import describe
 from reader.tools.hash import dataset_hash
+from reader.tools.out_file import published_file
 from reader.tools.rejects import find_rejects
 from reader.training.backend import import_backend, import_tensorflow_quietly
 from reader.training.options import AUGMENTS, TrainOptions, application_name, check_backend
@@ -98,7 +94,6 @@ _HELP: dict[str, tuple[str, str]] = {
         "Every request to storage, single files included, waits so many milliseconds first: what a bucket would cost, "
         "without one.",
     ),
-    "chart": ("PNG", "File to draw into."),
     "patterns": ("PATTERN", "File or URL, which may have wildcards."),
     "index.out": ("DIR", "Local folder for the index, new or empty."),
     "image_key": ("NAME", "Feature of the encoded image (default: image or another common name)."),
@@ -244,21 +239,11 @@ def _show(given: Given, out: str = "show.png") -> int:
 
     records, split = choose(**given.arguments), given.arguments["split"]
     if not given.json:
-        with _written("--out", out):
-            grid(records).save(out, "PNG")
+        with published_file(out) as file:
+            grid(records).save(file, "PNG")
     shown = [record.as_json() for record in records]
     given.print({"split": split, "records": shown}, f"{plural(len(records), 'image')} of {split} in {out}")
     return EXIT_OK
-
-
-@contextmanager
-def _written(flag: str, file: str) -> Iterator[None]:
-    """Makes the folder of a file that is written. Raises UsageError if either fails."""
-    try:
-        os.makedirs(os.path.dirname(file) or ".", exist_ok=True)
-        yield
-    except OSError as error:
-        raise UsageError(f"{flag} {file!r}: {error.strerror or error}; name a file that can be written") from None
 
 
 @_verb(
@@ -269,32 +254,11 @@ def _written(flag: str, file: str) -> Iterator[None]:
     "0 measured, 1 the dataset or its storage can't be read",
     home="reader.tools.bench",
 )
-def _bench(given: Given, chart: str = "bench.png") -> int:
-    with suppress(ValueError):  # outside the main thread; as Ctrl-C, SIGTERM leaves no empty chart
-        signal.signal(signal.SIGTERM, signal.default_int_handler)
+def _bench(given: Given) -> int:
     import_tensorflow_quietly()
-    can_draw = find_spec("matplotlib") is not None
-    with _drawn("--chart", chart) if can_draw else nullcontext():
-        result = given.call(report=_Progress())
-        if can_draw:
-            result.draw(chart)
-    note = f"chart: {chart}" if can_draw else "no chart: Matplotlib is not installed"
-    given.print(result.as_json(), f"{result}\n{note}")
+    result = given.call(report=_Progress())
+    given.print(result.as_json(), str(result))
     return EXIT_OK
-
-
-@contextmanager
-def _drawn(flag: str, file: str) -> Iterator[None]:
-    """Checks that a file can be written before minutes are spent; if they fail, it leaves no empty file behind."""
-    is_new = not os.path.lexists(file)
-    with _written(flag, file):
-        Path(file).touch()
-    try:
-        yield
-    except BaseException:  # Ctrl-C too
-        if is_new:
-            Path(file).unlink(missing_ok=True)
-        raise
 
 
 class _Progress:

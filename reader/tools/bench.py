@@ -137,25 +137,6 @@ class BenchResult:
         """The same for programs."""
         return {**self.conditions, "rows": [row.as_json() for row in self.rows]}
 
-    def draw(self, path: str) -> None:
-        """Draw bars of images/s with their spread, as a PNG. Needs Matplotlib."""
-        from matplotlib.figure import Figure  # a second to import
-
-        shown = [row for row in self.rows if not row.missing]
-        rates = [median(row.rates) for row in shown]
-        spread = [[rate - min(row.rates), max(row.rates) - rate] for rate, row in zip(rates, shown, strict=True)]
-        colours = ["tab:blue" if row.alone else "tab:gray" for row in shown]
-        figure = Figure(figsize=(10, 1.4 + 0.5 * len(shown)), layout="constrained")
-        figure.suptitle(self.title, fontsize="medium", wrap=True)
-        axes = figure.subplots()
-        bars = axes.barh([row.name for row in shown], rates, 0.6, xerr=np.transpose(spread), color=colours)
-        axes.bar_label(bars, fmt="{:,.0f}", padding=4)
-        axes.set(
-            xlim=(0, 1.1 * max(max(row.rates) for row in shown)), xlabel="images/s: median, slowest to fastest run"
-        )
-        axes.invert_yaxis()
-        figure.savefig(path, dpi=120, format="png")
-
 
 def bench(
     dataset: DatasetInfo | str | os.PathLike[str],

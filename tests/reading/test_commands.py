@@ -120,7 +120,7 @@ def test_only_training_needs_a_framework(folder: str, tmp_path: Path) -> None:
         f"verify {folder}",
         f"show {folder} --out {tmp_path}/x.png",
         f"index {folder}/photos-train* --out {tmp_path}/index",
-        f"bench {folder} --images 64 --repeats 1 --image-size 16 --chart {tmp_path}/c.png",
+        f"bench {folder} --images 64 --repeats 1 --image-size 16",
         f"train {folder} --out {tmp_path}/out",
     )
     assert done.stdout.splitlines()[-1] == "[0, 0, 0, 0, 0, 2]", done.stderr
@@ -140,7 +140,7 @@ def test_only_training_needs_a_framework(folder: str, tmp_path: Path) -> None:
 def test_nothing_prints_lines_of_tensorflow(folder: str, tmp_path: Path, verb: str) -> None:
     few = {
         "train": ["--out", str(tmp_path / "out"), "--epochs", "1", "--image_size", "16"],
-        "bench": ["--images", "64", "--repeats", "1", "--image_size", "16", "--chart", str(tmp_path / "c.png")],
+        "bench": ["--images", "64", "--repeats", "1", "--image_size", "16"],
     }
     command = [sys.executable, "-m", "reader", verb, folder, *few[verb]]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
