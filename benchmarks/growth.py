@@ -30,7 +30,7 @@ import material
 
 from beam_pipeline import storage
 from beam_pipeline.inputs.references import sample_size
-from reader.tools.hash import dataset_hash
+from reader.tools.describe import dataset_hash
 from tests import servers
 
 CHANGES: dict[str, Callable[[list[Path]], list[str]]] = {}

@@ -17,18 +17,13 @@ from contextlib import redirect_stdout
 from typing import Any
 
 from beam_pipeline import schema, storage
-from beam_pipeline.errors import (
-    EXIT_FAILED,
-    EXIT_OK,
-    NotPublishedError,
-)
+from beam_pipeline.errors import EXIT_FAILED, EXIT_OK, NotPublishedError
 from beam_pipeline.schema.manifest import FOREIGN_KEY
 from beam_pipeline.text import name_line, one_line, plural, print_line
 from reader.flags import Commands, Given
 from reader.info import load_info
 from reader.select import Classes
-from reader.tools.describe import describe
-from reader.tools.hash import dataset_hash
+from reader.tools.describe import dataset_hash, describe
 from reader.tools.out_file import published_file
 from reader.tools.rejects import find_rejects
 from reader.training.backend import import_backend, import_tensorflow_quietly

@@ -26,7 +26,6 @@ import numpy as np
 import reader
 from beam_pipeline import storage
 from beam_pipeline.errors import ImageShardsError, UsageError
-from beam_pipeline.images.formats import EXTENSIONS
 from beam_pipeline.schema.manifest import FOREIGN_KEY
 from beam_pipeline.text import plural
 from reader.example import ImageFinder
@@ -34,7 +33,7 @@ from reader.hosts import integer
 from reader.info import DatasetInfo, load_info
 from reader.machine import cpu_count
 from reader.pixels import ImageDecoder, UndecodableImageError
-from reader.preprocess import PhotoError, Preprocessing
+from reader.preprocess import PhotoError, Preprocessing, image_files
 from reader.select import Classes, select
 from reader.splits import first_records
 from reader.tools.read import checked_table, read_records
@@ -176,7 +175,9 @@ def bench(
         integer(name, number, 1)
     if not 0 <= latency_ms <= 10_000:  # NaN is neither
         raise UsageError(f"latency_ms must be from 0 to 10,000, got {latency_ms:g}")
-    files = list_files(folder) if folder else []
+    files = [storage.join(folder, path) for path in image_files(folder) if "/" in path] if folder else []
+    if folder and not files:
+        raise UsageError(f"{folder!r}: no image in class folders there")
     selection = select(info, split, classes)
     chosen = (np.arange(info.records(split)) if selection is None else selection.numbers())[:images]
     read = first_records(info.ranges(split), int(chosen[-1]) + 1)  # only these: what is read ahead is of the run, too
@@ -280,19 +281,6 @@ def file_rows(
     many_s = max(spent_s / cpu_count(), (spent_s + latency_s) / AT_ONCE)
     one = Row(ONE_AT_A_TIME, lambda: at_once(1), spent_s + latency_s)
     return [one, Row(f"files, {AT_ONCE} at a time", lambda: at_once(AT_ONCE), many_s)], left_out
-
-
-def list_files(folder: str) -> list[str]:
-    """The image files in class folders, of the suffixes that the writer takes. Raises UsageError if there is none."""
-    try:
-        files = [file.path for file in storage.open_storage(folder).files(folder, every_name=True)]
-    except FileNotFoundError:
-        raise UsageError(f"{folder}: no such folder") from None
-    shown = (path for path in files if "/" in path and not path.startswith(".") and "/." not in path)
-    images = sorted(path for path in shown if os.path.splitext(path)[1][1:].strip().lower() in EXTENSIONS)
-    if not images:
-        raise UsageError(f"{folder}: no image in class folders there; images end in {', '.join(EXTENSIONS)}")
-    return [storage.join(folder, path) for path in images]
 
 
 def _seconds(work: Callable[[Any], object], items: Sequence[Any]) -> float:

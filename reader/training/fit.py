@@ -274,7 +274,8 @@ class _Training:
         if self._devices.is_first:
             out.write(out_folder.LAST_MODEL_FILE, _saved(model, recipe))
         if best := self._best_with_weights():
-            self._checkpoints.restore_best(model.full)
+            for variable, array in zip(model.full.variables, self._checkpoints.best, strict=True):
+                variable.assign(array)
         counts = _confusion(self._info, recipe, self._devices, self._inputs, model)
         verdict, number = report.verdict(self._clocks, self._info, recipe), int((best or lines[-1])["epoch"])
         split = recipe.data.evaluation or ""

@@ -57,11 +57,15 @@ def run_document(info: DatasetInfo, recipe: Recipe, devices: Devices, command: s
     versions = {"imageshards": __version__, "keras": keras.__version__, "python": platform.python_version()}
     versions[keras.backend.backend()] = sys.modules[keras.backend.backend()].__version__
     return {
-        "finished": False, "best_epoch": 0, "verdict": "",
+        "finished": False,
+        "best_epoch": 0,
+        "verdict": "",
         "command": command,
         # Prediction converts new photos as the dataset was written, without opening it.
         "dataset": {
-            "url": info.url, "name": info.name, "version": info.version,
+            "url": info.url,
+            "name": info.name,
+            "version": info.version,
             "is_index": FOREIGN_KEY in info.manifest,  # of third-party files, whose images were never converted
             **{key: info.manifest[key] for key in ("configuration", "image", "codec")},
         },

@@ -17,7 +17,7 @@ from beam_pipeline.errors import ImageShardsError
 from beam_pipeline.schema.example import image_example
 from imageshards import main
 from reader import commands
-from reader.tools import bench
+from reader.preprocess import image_files
 from reader.tools.requests import Request, SlowStorage
 from tests import make, servers
 from tests.images.kinds import every_kind
@@ -102,7 +102,7 @@ def test_originals_are_those_that_the_writer_takes_and_one_that_does_not_decode_
     (originals / "cat" / ".hidden").mkdir()
     for name in ("cat/.hidden/a.jpg", "cat/notes.txt", "outside.jpg"):
         (originals / name).write_bytes(b"no image")
-    assert {os.path.basename(file) for file in bench.list_files(str(originals))} == taken
+    assert {os.path.basename(path) for path in image_files(str(originals)) if "/" in path} == taken
     found = reader.bench(folder, against=originals, **FEW)
     assert found.rows[0].passes[0].images == 128 and not found.conditions["left_out"]
 
@@ -127,14 +127,18 @@ def test_a_record_that_does_not_decode_is_one_line(tmp_path: Path) -> None:
 
 def test_wrong_values_are_told(folder: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "empty").mkdir()
+    (tmp_path / "empty" / "notes.txt").touch()
+    (tmp_path / "flat").mkdir()
+    (tmp_path / "flat" / "a.jpg").touch()
     for arguments, message in (
         (["--images", "0"], "images must be at least 1, got 0"),
         (["--repeats", "none"], "--repeats: invalid int value: 'none'"),
         (["--split", "test"], "there is no split 'test'"),
         (["--latency_ms", "-1"], "latency_ms must be from 0 to 10,000, got -1"),
         (["--latency_ms", "nan"], "latency_ms must be from 0 to 10,000, got nan"),
-        (["--against", f"{tmp_path}/none"], f"{tmp_path}/none: no such folder"),
-        (["--against", f"{tmp_path}/empty"], f"{tmp_path}/empty: no image in class folders"),
+        (["--against", f"{tmp_path}/none"], f"'{tmp_path}/none': no such file or folder"),
+        (["--against", f"{tmp_path}/empty"], f"'{tmp_path}/empty': no image in this folder (1 file without an"),
+        (["--against", f"{tmp_path}/flat"], f"'{tmp_path}/flat': no image in class folders there"),
     ):
         assert main(["bench", folder, *arguments]) == 2
         assert message in capsys.readouterr().err.replace("\n", " ")

@@ -17,8 +17,8 @@ from beam_pipeline.schema.example import int64_feature
 from beam_pipeline.text import size_text
 from imageshards import main
 from reader.commands import parser
+from reader.tools.describe import dataset_hash
 from reader.tools.diff import KINDS, Difference
-from reader.tools.hash import dataset_hash
 from reader.tools.verify import Fault
 from tests import make
 from tests.make import ROOT
