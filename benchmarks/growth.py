@@ -22,7 +22,7 @@ from statistics import median
 import material
 import turns
 
-from reader.tools.hash import dataset_hash
+from reader.tools.describe import dataset_hash
 
 CHANGES: dict[str, Callable[[list[Path]], list[str]]] = {}
 FLAGS = ["--splits", "train=0.8,validation=0.2", "--num_shards", "train=6,validation=3"]

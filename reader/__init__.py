@@ -12,46 +12,10 @@ framework: the first use of a name does.
 from __future__ import annotations
 
 import importlib
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from beam_pipeline import __version__
 from beam_pipeline.names import homes
-
-if TYPE_CHECKING:
-    from reader import augment as augment
-    from reader import keras as keras
-    from reader.batches import eval_batches as eval_batches
-    from reader.batches import train_batches as train_batches
-    from reader.foreign import record_dataset as record_dataset
-    from reader.info import DatasetInfo as DatasetInfo
-    from reader.info import load_info as load_info
-    from reader.jax import as_jax as as_jax
-    from reader.map import Records as Records
-    from reader.map import records as records
-    from reader.mixing import mix as mix
-    from reader.position import Position as Position
-    from reader.preprocess import decode as decode
-    from reader.stream import EvalBatches as EvalBatches
-    from reader.stream import TrainBatches as TrainBatches
-    from reader.tensorflow import as_tf as as_tf
-    from reader.tensorflow import eval_dataset as eval_dataset
-    from reader.tensorflow import train_dataset as train_dataset
-    from reader.tools.bench import bench as bench
-    from reader.tools.diff import diff as diff
-    from reader.tools.duplicates import duplicates as duplicates
-    from reader.tools.index import index as index
-    from reader.tools.rejects import rejects as rejects
-    from reader.tools.report import report as report
-    from reader.tools.show import show as show
-    from reader.tools.verify import verify as verify
-    from reader.torch import as_torch as as_torch
-    from reader.training.evaluate import Evaluation as Evaluation
-    from reader.training.evaluate import evaluate as evaluate
-    from reader.training.fit import train as train
-    from reader.training.options import TrainOptions as TrainOptions
-    from reader.training.predict import Prediction as Prediction
-    from reader.training.predict import predict as predict
-    from reader.training.run import load_run as load_run
 
 _HOMES = homes("reader")  # loaded on first use (PEP 562)
 __all__ = ["__version__", *_HOMES]

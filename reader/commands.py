@@ -11,29 +11,20 @@ import json
 import logging
 import math
 import os
-import signal
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext, redirect_stdout, suppress
-from importlib.util import find_spec
-from pathlib import Path
+from contextlib import redirect_stdout
 from typing import Any
 
 from beam_pipeline import schema, storage
-from beam_pipeline.errors import (
-    EXIT_FAILED,
-    EXIT_OK,
-    NotPublishedError,
-    UsageError,
-)
+from beam_pipeline.errors import EXIT_FAILED, EXIT_OK, NotPublishedError
 from beam_pipeline.schema.manifest import FOREIGN_KEY
 from beam_pipeline.text import name_line, one_line, plural, print_line
 from reader.flags import Commands, Given
 from reader.info import load_info
 from reader.select import Classes
-from reader.tools.describe import describe
-from reader.tools.hash import checked_sizes, dataset_hash
+from reader.tools.describe import dataset_hash, describe
+from reader.tools.out_file import published_file
 from reader.tools.rejects import find_rejects
 from reader.training.backend import import_backend, import_tensorflow_quietly
 from reader.training.options import AUGMENTS, TrainOptions, application_name, check_backend
@@ -98,7 +89,6 @@ _HELP: dict[str, tuple[str, str]] = {
         "Every request to storage, single files included, waits so many milliseconds first: what a bucket would cost, "
         "without one.",
     ),
-    "chart": ("PNG", "File to draw into."),
     "patterns": ("PATTERN", "File or URL, which may have wildcards."),
     "index.out": ("DIR", "Local folder for the index, new or empty."),
     "image_key": ("NAME", "Feature of the encoded image (default: image or another common name)."),
@@ -129,7 +119,6 @@ _verb, parser, run = _COMMANDS.verb, _COMMANDS.parser, _COMMANDS.run
 def _info(given: Given, dataset: str, hash: bool = False) -> int:
     info = load_info(dataset)
     if hash:
-        checked_sizes(info)  # without a file the hash would be of something else
         digest = dataset_hash(info)
         given.print({"hash": digest}, digest)
     else:
@@ -245,21 +234,11 @@ def _show(given: Given, out: str = "show.png") -> int:
 
     records, split = choose(**given.arguments), given.arguments["split"]
     if not given.json:
-        with _written("--out", out):
-            grid(records).save(out, "PNG")
+        with published_file(out) as file:
+            grid(records).save(file, "PNG")
     shown = [record.as_json() for record in records]
     given.print({"split": split, "records": shown}, f"{plural(len(records), 'image')} of {split} in {out}")
     return EXIT_OK
-
-
-@contextmanager
-def _written(flag: str, file: str) -> Iterator[None]:
-    """Makes the folder of a file that is written. Raises UsageError if either fails."""
-    try:
-        os.makedirs(os.path.dirname(file) or ".", exist_ok=True)
-        yield
-    except OSError as error:
-        raise UsageError(f"{flag} {file!r}: {error.strerror or error}; name a file that can be written") from None
 
 
 @_verb(
@@ -270,32 +249,11 @@ def _written(flag: str, file: str) -> Iterator[None]:
     "0 measured, 1 the dataset or its storage can't be read",
     home="reader.tools.bench",
 )
-def _bench(given: Given, chart: str = "bench.png") -> int:
-    with suppress(ValueError):  # outside the main thread; as Ctrl-C, SIGTERM leaves no empty chart
-        signal.signal(signal.SIGTERM, signal.default_int_handler)
+def _bench(given: Given) -> int:
     import_tensorflow_quietly()
-    can_draw = find_spec("matplotlib") is not None
-    with _drawn("--chart", chart) if can_draw else nullcontext():
-        result = given.call(report=_Progress())
-        if can_draw:
-            result.draw(chart)
-    note = f"chart: {chart}" if can_draw else "no chart: Matplotlib is not installed"
-    given.print(result.as_json(), f"{result}\n{note}")
+    result = given.call(report=_Progress())
+    given.print(result.as_json(), str(result))
     return EXIT_OK
-
-
-@contextmanager
-def _drawn(flag: str, file: str) -> Iterator[None]:
-    """Checks that a file can be written before minutes are spent; if they fail, it leaves no empty file behind."""
-    is_new = not os.path.lexists(file)
-    with _written(flag, file):
-        Path(file).touch()
-    try:
-        yield
-    except BaseException:  # Ctrl-C too
-        if is_new:
-            Path(file).unlink(missing_ok=True)
-        raise
 
 
 class _Progress:

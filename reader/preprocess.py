@@ -18,13 +18,13 @@ from typing import Any, Literal, get_type_hints
 import numpy as np
 from msgspec import convert, defstruct
 
-from beam_pipeline import images
+from beam_pipeline import images, storage
 from beam_pipeline.errors import ImageShardsError, Reject, UsageError
 from beam_pipeline.images import ImageOptions, formats, geometry, memory
 from beam_pipeline.images.resize import RESAMPLING
 from beam_pipeline.schema import RejectReason
 from beam_pipeline.schema.manifest import FOREIGN_KEY
-from beam_pipeline.text import one_line
+from beam_pipeline.text import one_line, plural
 from reader.info import DatasetInfo, ImageInfo, load_info
 from reader.pixels import MAX_PIXELS, ImageDecoder, Pixels, UndecodableImageError, in_8_bits, target_size
 from reader.tools.rejects import in_words
@@ -107,6 +107,28 @@ class Preprocessing:
 def why(reject: Reject) -> str:
     """A reject in a few words, with its reason: `truncated JPEG (truncated)`."""
     return f"{in_words(reject.reason, reject.detail.removesuffix(' on the workers'))} ({reject.reason})"
+
+
+def image_files(folder: str) -> dict[str, int]:
+    """Path below a folder → bytes, in order, of its image files by their suffixes as the writer takes them.
+
+    Raises:
+        UsageError: there is none; says what there is.
+    """
+    url, files = storage.normalize(folder), dict[str, int]()
+    with contextlib.suppress(FileNotFoundError):
+        if storage.scheme_of(url) != "http":  # which lists no folders
+            files = {file.path: file.bytes for file in storage.open_storage(url).files(url, every_name=True)}
+    if not files:
+        raise UsageError(f"{folder!r}: no such file or folder, or it is empty")
+    shown = sorted(path for path in files if not path.startswith(".") and "/." not in path)
+    images = [path for path in shown if os.path.splitext(path)[1][1:].strip().lower() in formats.EXTENSIONS]
+    if not images:
+        other = f"{plural(len(shown), 'file')} without an image suffix, {len(files) - len(shown):,} hidden"
+        raise UsageError(
+            f"{folder!r}: no image in this folder ({other}); images end in {', '.join(formats.EXTENSIONS)}"
+        )
+    return {path: files[path] for path in images}
 
 
 def decode(

@@ -26,7 +26,6 @@ import numpy as np
 import reader
 from beam_pipeline import storage
 from beam_pipeline.errors import ImageShardsError, UsageError
-from beam_pipeline.images.formats import EXTENSIONS
 from beam_pipeline.schema.manifest import FOREIGN_KEY
 from beam_pipeline.text import plural
 from reader.example import ImageFinder
@@ -34,7 +33,7 @@ from reader.hosts import integer
 from reader.info import DatasetInfo, load_info
 from reader.machine import cpu_count
 from reader.pixels import ImageDecoder, UndecodableImageError
-from reader.preprocess import PhotoError, Preprocessing
+from reader.preprocess import PhotoError, Preprocessing, image_files
 from reader.select import Classes, select
 from reader.splits import first_records
 from reader.tools.read import checked_table, read_records
@@ -137,25 +136,6 @@ class BenchResult:
         """The same for programs."""
         return {**self.conditions, "rows": [row.as_json() for row in self.rows]}
 
-    def draw(self, path: str) -> None:
-        """Draw bars of images/s with their spread, as a PNG. Needs Matplotlib."""
-        from matplotlib.figure import Figure  # a second to import
-
-        shown = [row for row in self.rows if not row.missing]
-        rates = [median(row.rates) for row in shown]
-        spread = [[rate - min(row.rates), max(row.rates) - rate] for rate, row in zip(rates, shown, strict=True)]
-        colours = ["tab:blue" if row.alone else "tab:gray" for row in shown]
-        figure = Figure(figsize=(10, 1.4 + 0.5 * len(shown)), layout="constrained")
-        figure.suptitle(self.title, fontsize="medium", wrap=True)
-        axes = figure.subplots()
-        bars = axes.barh([row.name for row in shown], rates, 0.6, xerr=np.transpose(spread), color=colours)
-        axes.bar_label(bars, fmt="{:,.0f}", padding=4)
-        axes.set(
-            xlim=(0, 1.1 * max(max(row.rates) for row in shown)), xlabel="images/s: median, slowest to fastest run"
-        )
-        axes.invert_yaxis()
-        figure.savefig(path, dpi=120, format="png")
-
 
 def bench(
     dataset: DatasetInfo | str | os.PathLike[str],
@@ -195,7 +175,9 @@ def bench(
         integer(name, number, 1)
     if not 0 <= latency_ms <= 10_000:  # NaN is neither
         raise UsageError(f"latency_ms must be from 0 to 10,000, got {latency_ms:g}")
-    files = list_files(folder) if folder else []
+    files = [storage.join(folder, path) for path in image_files(folder) if "/" in path] if folder else []
+    if folder and not files:
+        raise UsageError(f"{folder!r}: no image in class folders there")
     selection = select(info, split, classes)
     chosen = (np.arange(info.records(split)) if selection is None else selection.numbers())[:images]
     read = first_records(info.ranges(split), int(chosen[-1]) + 1)  # only these: what is read ahead is of the run, too
@@ -299,19 +281,6 @@ def file_rows(
     many_s = max(spent_s / cpu_count(), (spent_s + latency_s) / AT_ONCE)
     one = Row(ONE_AT_A_TIME, lambda: at_once(1), spent_s + latency_s)
     return [one, Row(f"files, {AT_ONCE} at a time", lambda: at_once(AT_ONCE), many_s)], left_out
-
-
-def list_files(folder: str) -> list[str]:
-    """The image files in class folders, of the suffixes that the writer takes. Raises UsageError if there is none."""
-    try:
-        files = [file.path for file in storage.open_storage(folder).files(folder, every_name=True)]
-    except FileNotFoundError:
-        raise UsageError(f"{folder}: no such folder") from None
-    shown = (path for path in files if "/" in path and not path.startswith(".") and "/." not in path)
-    images = sorted(path for path in shown if os.path.splitext(path)[1][1:].strip().lower() in EXTENSIONS)
-    if not images:
-        raise UsageError(f"{folder}: no image in class folders there; images end in {', '.join(EXTENSIONS)}")
-    return [storage.join(folder, path) for path in images]
 
 
 def _seconds(work: Callable[[Any], object], items: Sequence[Any]) -> float:

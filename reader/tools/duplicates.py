@@ -7,31 +7,26 @@ from __future__ import annotations
 
 import hashlib
 import os
-import tempfile
-import uuid
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass
 from itertools import islice
-from pathlib import Path
-from typing import IO, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from beam_pipeline import storage
-from beam_pipeline.errors import UsageError
 from beam_pipeline.schema import canonical_json
 from beam_pipeline.schema.exclude import ListedImage
 from beam_pipeline.schema.manifest import FOREIGN_KEY, Shard, builtins_of
-from beam_pipeline.storage.causes import translating_os_errors
 from beam_pipeline.text import first_few, name_line, plural
 from reader.example import ImageFinder
 from reader.info import DatasetInfo, load_info
 from reader.runs import Integers
 from reader.tables import Array, read_columns
 from reader.tools.near import near_groups
+from reader.tools.out_file import published_file
 from reader.tools.pictures import Pictures, statistics
 from reader.tools.read import read_filenames, read_records
 
@@ -311,33 +306,3 @@ def read_paths(info: DatasetInfo, splits: Sequence[str], rows: Integers) -> list
         pairs = zip(places.tolist(), numbers.tolist(), strict=True)
         return [f"{splits[place]}[{number}:{number + 1}]".encode() for place, number in pairs]
     return read_filenames(info, splits, rows)
-
-
-# --- the list
-
-
-@contextmanager
-def published_file(out: str) -> Iterator[IO[bytes]]:
-    """A new file, which gets its name when it is complete. Raises UsageError if it can't be written."""
-    url = storage.normalize(out)
-    if why := storage.why_unusable(url, is_file=True) or "http:// can't be written to" * (
-        storage.scheme_of(url) == "http"
-    ):
-        raise UsageError(f"--out {out!r}: {why}")
-    store = storage.open_storage(url)
-    with tempfile.TemporaryDirectory() as scratch:
-        # A name of its own: what the user may have next to it stays.
-        part = Path(os.path.dirname(url) if storage.is_local(url) else scratch, f"{uuid.uuid4().hex}.tmp")
-        try:
-            if storage.is_local(url) and os.path.isdir(url):
-                raise IsADirectoryError(None, "it is a folder")
-            part.parent.mkdir(parents=True, exist_ok=True)
-            part.touch()
-        except OSError as error:
-            raise UsageError(f"--out {out!r}: {error.strerror}; name a file that can be written") from None
-        try:
-            with part.open("w+b") as file, translating_os_errors(str(part), of_others=False):
-                yield file
-                store.publish(file, url)
-        finally:
-            part.unlink(missing_ok=True)

@@ -25,7 +25,8 @@ from reader.info import DatasetInfo, load_info, version_before
 from reader.runs import Integers
 from reader.tables import Array, Columns, read_columns
 from reader.tools.diff import Difference, diff
-from reader.tools.duplicates import GroupedImage, find_groups, published_file, read_paths
+from reader.tools.duplicates import GroupedImage, find_groups, read_paths
+from reader.tools.out_file import published_file
 from reader.tools.pictures import FENCES, Pictures, statistics
 from reader.tools.rejects import RejectGroup, rejects
 

@@ -52,7 +52,7 @@ class Checkpoints:
 
     Attributes:
         at: how far the run is; who trains keeps it up to date.
-        best: the weights of the best epoch, in the order of the model's variables.
+        best: the weights of the best epoch so far, in the order of the model's variables.
         is_new: whether nothing was saved.
 
     Raises:
@@ -94,11 +94,6 @@ class Checkpoints:
             self._check([tuple(one.shape) for one in sums] == [array.shape for array in arrays])
             for variable, array in zip(sums, arrays, strict=True):
                 variable.assign(array)
-
-    def restore_best(self, model: Any) -> None:
-        """Assign the weights of the best epoch."""
-        for variable, array in zip(model.variables, self.best, strict=True):
-            variable.assign(array)
 
     def _check(self, is_same: bool) -> None:
         if not is_same:

@@ -24,7 +24,7 @@ from reader.info import DatasetInfo, load_info
 from reader.position import Position
 from reader.training import metrics, out_folder, report
 from reader.training.checkpoint import Checkpoints
-from reader.training.compile import LOSS, TOP_ACCURACY, compile_for
+from reader.training.compile import LOSS, compile_for
 from reader.training.devices import Devices, use_devices
 from reader.training.inputs import Inputs
 from reader.training.models import Model, build
@@ -252,7 +252,7 @@ class _Training:
 
     def _end_epoch(self, phase: Phase, logs: dict[str, float], clocks: Clocks) -> None:
         line: Line = {"epoch": len(self._at.lines) + 1, "phase": phase.name, "step": self._at.step}
-        for name, key in (("loss", LOSS), ("accuracy", "accuracy"), (TOP_ACCURACY, TOP_ACCURACY)):
+        for name, key in (("loss", LOSS), ("accuracy", "accuracy")):
             line |= {f"{of}{name}": round(float(logs[of + key]), 6) for of in ("", "val_") if of + key in logs}
         self._clocks += clocks
         self._at.lines.append(line | report.speed(clocks))
@@ -276,7 +276,8 @@ class _Training:
         if self._devices.is_first:
             out.write(out_folder.LAST_MODEL_FILE, _saved(model, recipe))
         if best := self._best_with_weights():
-            self._checkpoints.restore_best(model.full)
+            for variable, array in zip(model.full.variables, self._checkpoints.best, strict=True):
+                variable.assign(array)
         counts = _confusion(self._info, recipe, self._devices, self._inputs, model)
         verdict, number = report.verdict(self._clocks, self._info, recipe), int((best or lines[-1])["epoch"])
         split = recipe.data.evaluation or ""
@@ -373,22 +374,15 @@ def _our_errors() -> Iterator[None]:
     except ImageShardsError:
         raise
     except Exception as error:
-        if (ours := from_worker(error)) is None and not isinstance(error, (OSError, *_backend_errors())):
+        if keras.backend.backend() == "jax":
+            from jax.errors import JaxRuntimeError as DeviceError  # such as too little memory
+        else:
+            from tensorflow.errors import OpError as DeviceError
+        if (ours := from_worker(error)) is None and not isinstance(error, (OSError, DeviceError)):
             raise
         # What went wrong in a step TensorFlow says behind a list of the files that led there.
         cause = str(error).rpartition('File "')[2].partition("\n")[2] or str(error)
         raise ours or ImageShardsError(f"training failed: {' '.join(cause.split())[:500]}") from error
-
-
-def _backend_errors() -> tuple[type[Exception], ...]:
-    """What a step raises that the device can't do, such as too little memory."""
-    if keras.backend.backend() == "jax":
-        import jax
-
-        return (jax.errors.JaxRuntimeError,)
-    import tensorflow as tf
-
-    return (tf.errors.OpError,)
 
 
 @contextmanager

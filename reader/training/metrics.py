@@ -57,21 +57,12 @@ def _share(part: int, of: int) -> float | None:
 
 def confusion_files(counts: npt.NDArray[Any], classes: Sequence[str], split: str) -> dict[str, bytes]:
     """Name → content of the files on which class was taken for which."""
+    rows = ((name, *row) for name, row in zip(classes, counts.tolist(), strict=True))
     return {
-        CLASS_TABLE: classes_csv(class_metrics(counts, classes)),
-        "confusion.csv": confusion_csv(counts, classes),
+        CLASS_TABLE: _csv([("class", *ClassMetrics._fields[1:]), *class_metrics(counts, classes)]),
+        "confusion.csv": _csv([("class", *classes), *rows]),  # a column for each predicted class
         "confusion.png": confusion(counts, classes, split),
     }
-
-
-def classes_csv(metrics: Sequence[ClassMetrics]) -> bytes:
-    """A line for each class: name, images, predicted, precision, recall; a share that isn't defined is empty."""
-    return _csv([("class", *ClassMetrics._fields[1:]), *metrics])
-
-
-def confusion_csv(counts: npt.NDArray[Any], classes: Sequence[str]) -> bytes:
-    """A line for each class, a column for each predicted class."""
-    return _csv([("class", *classes), *((name, *row) for name, row in zip(classes, counts.tolist(), strict=True))])
 
 
 def _csv(rows: Sequence[Sequence[Any]]) -> bytes:

@@ -23,7 +23,6 @@ _SMALL_BATCH, _LARGE_BATCH = 8, 64
 _MIN_STEPS, _MIN_UPDATES, _MIN_EPOCHS = 25, 150, 6  # steps are of an epoch
 _FINE_TUNING_RATE = 0.01  # of the head's
 _WARM_UP = 0.05  # of a phase's updates
-_DECAY = {"adamw": 0.01}
 
 # What `--augment` of `train` and `show` takes, besides none: the keys of `reader.augment.BY_NAME`, without Pillow.
 AUGMENTS = ("flip", "flip_crop", "random_resized_crop")
@@ -159,7 +158,6 @@ class Recipe:
         options: as given.
         model: as Keras writes its name.
         batch_size, image_size, steps: as in the options; steps of an epoch.
-        weight_decay: of kernels, decoupled.
         phases: one, or with weights two.
         data: what is trained and validated on.
     """
@@ -169,7 +167,6 @@ class Recipe:
     batch_size: int
     image_size: int
     steps: int
-    weight_decay: float
     phases: tuple[Phase, ...]
     data: TrainingData
 
@@ -272,8 +269,7 @@ def make_recipe(info: DatasetInfo, options: TrainOptions, devices: int = 1) -> R
     if has_weights:
         phases.append(Phase("fine_tuning", (epochs + 1) // 2, rate * _FINE_TUNING_RATE))
     side = options.image_size or _side(info, model)
-    decay = _DECAY.get(options.optimizer, 0.0)
-    return Recipe(options, model, batch, side, steps, decay, tuple(phases), chosen)
+    return Recipe(options, model, batch, side, steps, tuple(phases), chosen)
 
 
 def _peak_rate(optimizer: str, model: str, batch: int) -> float:

@@ -26,22 +26,17 @@ class Line(TypedDict):
     step: int
     loss: float
     accuracy: float
-    top_5_accuracy: NotRequired[float]
     val_loss: NotRequired[float]
     val_accuracy: NotRequired[float]
-    val_top_5_accuracy: NotRequired[float]
     images_per_s: NotRequired[float]
     wait_share: NotRequired[float]
 
 
 class _Run(Struct):
-    """What is read of run.json."""
+    """What is read of run.json; the last two are of a finished run."""
 
     configuration: dict[str, Any]
     finished: bool
-
-
-class _FinishedRun(_Run):
     devices: str
     best_epoch: int
     verdict: str
@@ -112,7 +107,7 @@ class OutFolder:
             return None
         try:
             run = json.loads(data)
-            convert(run, _FinishedRun if convert(run, _Run).finished else _Run)
+            convert(run, _Run)
         except (ValueError, RecursionError):
             raise self._not_ours(RUN_FILE) from None
         self._store.delete_temporaries(self.url)  # of a process that was killed

@@ -14,12 +14,11 @@ import numpy as np
 from beam_pipeline import storage
 from beam_pipeline.errors import Reject, StorageError, UsageError
 from beam_pipeline.images import check_size
-from beam_pipeline.images.formats import EXTENSIONS
-from beam_pipeline.text import name_line, one_line, plural
+from beam_pipeline.text import name_line, one_line
 from reader.hosts import integer
 from reader.machine import cpu_count
 from reader.pixels import Pixels
-from reader.preprocess import PhotoError, why
+from reader.preprocess import PhotoError, image_files, why
 from reader.training.run import Run, as_run
 
 _REMOTE_READS = 16  # photos of a bucket that are read at once
@@ -98,20 +97,8 @@ def _find(given: str) -> Iterator[_Photo]:
     if not is_bucket and (file := store.stat(url)) is not None:
         yield _Photo(given, url, file.bytes)
         return
-    try:
-        is_file = storage.scheme_of(url) == "http"  # which lists no folders
-        files = {} if is_file else {file.path: file.bytes for file in store.files(url, every_name=True)}
-    except FileNotFoundError:
-        files = {}
-    if not files:
-        raise UsageError(f"{given!r}: no such file or folder, or it is empty")
-    shown = [path for path in files if not path.startswith(".") and "/." not in path]
-    paths = sorted(path for path in shown if path.lower().endswith(tuple(f".{suffix}" for suffix in EXTENSIONS)))
-    if not paths:
-        other = f"{plural(len(shown), 'file')} without an image suffix, {len(files) - len(shown):,} hidden"
-        raise UsageError(f"{given!r}: no image in this folder ({other}); images end in {', '.join(EXTENSIONS)}")
-    for path in paths:
-        yield _Photo(storage.join(given, path), storage.join(url, path), files[path])
+    for path, size in image_files(given).items():
+        yield _Photo(storage.join(given, path), storage.join(url, path), size)
 
 
 def _predictions(run: Run, photos: Sequence[_Photo], top: int, batch_size: int) -> Iterator[Prediction]:

@@ -17,6 +17,7 @@ from beam_pipeline.schema.manifest import FOREIGN_KEY
 from beam_pipeline.text import plural, print_line
 from reader.info import DatasetInfo
 from reader.machine import cpu_count
+from reader.training.compile import DECAY
 from reader.training.devices import Devices
 from reader.training.options import Recipe
 
@@ -38,7 +39,7 @@ def summary_lines(info: DatasetInfo, recipe: Recipe, devices: Devices) -> Iterat
     yield f"{recipe.model} at {recipe.image_size} px on {devices.description}"
     for phase in recipe.phases:
         updates, warmup_steps = recipe.steps * phase.epochs, recipe.schedule(phase)[0]
-        decay = f", weight decay {recipe.weight_decay:g}" if recipe.weight_decay else ""
+        decay = f", weight decay {DECAY:g}" * (recipe.options.optimizer == "adamw")
         rate = f"{recipe.options.optimizer}{decay}, learning rate {phase.learning_rate:.2g}"
         rate += f" after {plural(warmup_steps, 'update')} of warm-up" if warmup_steps else ""
         batches = f"{plural(recipe.steps, 'step')} of {recipe.batch_size} images"
@@ -57,20 +58,22 @@ def run_document(info: DatasetInfo, recipe: Recipe, devices: Devices, command: s
     versions[keras.backend.backend()] = sys.modules[keras.backend.backend()].__version__
     return {
         "finished": False,
+        "best_epoch": 0,
+        "verdict": "",
         "command": command,
-        "dataset": _dataset(info),
+        # Prediction converts new photos as the dataset was written, without opening it.
+        "dataset": {
+            "url": info.url,
+            "name": info.name,
+            "version": info.version,
+            "is_index": FOREIGN_KEY in info.manifest,  # of third-party files, whose images were never converted
+            **{key: info.manifest[key] for key in ("configuration", "image", "codec")},
+        },
         "configuration": recipe.configuration(info),
         "devices": devices.description,
         "dtype_policy": keras.config.dtype_policy().name,
         "versions": versions,
     }
-
-
-def _dataset(info: DatasetInfo) -> dict[str, Any]:
-    """The dataset in run.json: prediction converts new photos as it was written, without opening it."""
-    of_manifest = {key: info.manifest[key] for key in ("configuration", "image", "codec")}
-    is_index = FOREIGN_KEY in info.manifest  # of third-party files, whose images were never converted
-    return {"url": info.url, "name": info.name, "version": info.version, "is_index": is_index, **of_manifest}
 
 
 def speed(clocks: Clocks) -> dict[str, float]:

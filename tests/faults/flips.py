@@ -27,7 +27,7 @@ from pathlib import Path
 from beam_pipeline import sample_data, schema
 from beam_pipeline.cli.main import main as write_command
 from imageshards import main as reader_command
-from reader.tools.hash import dataset_hash
+from reader.tools.describe import dataset_hash
 
 
 class Dataset:

@@ -17,8 +17,8 @@ from beam_pipeline.schema.example import int64_feature
 from beam_pipeline.text import size_text
 from imageshards import main
 from reader.commands import parser
+from reader.tools.describe import dataset_hash
 from reader.tools.diff import KINDS, Difference
-from reader.tools.hash import dataset_hash
 from reader.tools.verify import Fault
 from tests import make
 from tests.make import ROOT
@@ -120,7 +120,7 @@ def test_only_training_needs_a_framework(folder: str, tmp_path: Path) -> None:
         f"verify {folder}",
         f"show {folder} --out {tmp_path}/x.png",
         f"index {folder}/photos-train* --out {tmp_path}/index",
-        f"bench {folder} --images 64 --repeats 1 --image-size 16 --chart {tmp_path}/c.png",
+        f"bench {folder} --images 64 --repeats 1 --image-size 16",
         f"train {folder} --out {tmp_path}/out",
     )
     assert done.stdout.splitlines()[-1] == "[0, 0, 0, 0, 0, 2]", done.stderr
@@ -140,7 +140,7 @@ def test_only_training_needs_a_framework(folder: str, tmp_path: Path) -> None:
 def test_nothing_prints_lines_of_tensorflow(folder: str, tmp_path: Path, verb: str) -> None:
     few = {
         "train": ["--out", str(tmp_path / "out"), "--epochs", "1", "--image_size", "16"],
-        "bench": ["--images", "64", "--repeats", "1", "--image_size", "16", "--chart", str(tmp_path / "c.png")],
+        "bench": ["--images", "64", "--repeats", "1", "--image_size", "16"],
     }
     command = [sys.executable, "-m", "reader", verb, folder, *few[verb]]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
@@ -218,16 +218,10 @@ def test_no_hash_of_a_dataset_that_lacks_a_file(tmp_path: Path, capsys: pytest.C
     assert main(["info", str(folder), "--hash", "--json"]) == 0
     assert len(json.loads(capsys.readouterr().out)["hash"]) == 64
     labels = folder / schema.LABELS_FILE
-    kept = labels.read_bytes()
     labels.unlink()
     fix = ": run the job again with --repair"
     assert main(["info", str(folder), "--hash"]) == 1
     assert capsys.readouterr() == ("", f"error: {labels} is missing{fix}\n")
-    labels.write_bytes(kept)
-    shard, other = sorted(folder.glob("photos-*"))
-    shard.write_bytes(shard.read_bytes()[:-1])
-    other.unlink()
+    next(folder.glob("photos-*")).unlink()
     assert main(["info", str(folder), "--hash"]) == 1
-    captured = capsys.readouterr()
-    assert captured.out == "" and captured.err.startswith(f"error: {shard} has ")
-    assert captured.err.endswith(f" (and 1 more file){fix}\n")
+    assert capsys.readouterr() == ("", f"error: {labels} is missing (and 1 more file){fix}\n")

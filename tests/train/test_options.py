@@ -113,15 +113,10 @@ def test_the_classes_of_a_part_of_a_split_are_counted_by_its_record_tables(tmp_p
         assert class_counts(info, recipe.data) == [labels.count("bird"), labels.count("x")]
 
 
-def test_the_learning_rate_grows_with_the_batch_and_only_adamw_decays_weights(info: DatasetInfo) -> None:
-    for optimizer, decay, rates in (
-        ("adam", 0, (0.0015, 0.003)),
-        ("adamw", 0.01, (0.0015, 0.003)),
-        ("sgd", 0, (0.1 / 16, 0.1 / 4)),
-    ):
+def test_the_learning_rate_grows_with_the_batch(info: DatasetInfo) -> None:
+    for optimizer, rates in {"adam": (0.0015, 0.003), "adamw": (0.0015, 0.003), "sgd": (0.1 / 16, 0.1 / 4)}.items():
         recipes = [make_recipe(info, TrainOptions(batch_size=batch, optimizer=optimizer)) for batch in (16, 64)]
         assert [one.phases[0].learning_rate for one in recipes] == pytest.approx(rates)
-        assert recipes[0].weight_decay == decay
 
 
 def test_best_is_the_first_of_equals_of_its_phase(info: DatasetInfo) -> None:

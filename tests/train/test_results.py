@@ -74,7 +74,6 @@ def test_the_tables_are_those_of_the_model_that_is_kept(six_classes: str, tmp_pa
     counts = np.array([row[1:] for row in read(out / "confusion.csv")[1:]], np.int64)
     assert counts.sum() == 29 and counts.trace() == round(best["val_accuracy"] * 29)
     assert read(out / "confusion.csv")[0] == ["class", *"abcdef"]
-    assert 0 <= best["val_accuracy"] <= best["val_top_5_accuracy"] <= 1
     rows = read(out / "per_class.csv")
     assert rows[0] == ["class", "images", "predicted", "precision", "recall"]
     assert [int(row[1]) for row in rows[1:]] == counts.sum(1).tolist()

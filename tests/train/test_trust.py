@@ -22,7 +22,7 @@ from reader.saves import Saves
 from reader.training import evaluate as evaluating
 from reader.training import run as run_module
 from reader.training.fit import train
-from reader.training.metrics import ClassMetrics, classes_csv, confusion_csv
+from reader.training.metrics import confusion_files
 from reader.training.options import TrainOptions
 from reader.training.predict import Prediction
 
@@ -245,7 +245,9 @@ CELLS |= {"\t=1": r"'\t=1", "\r=1": r"'\r=1"}
 
 @pytest.mark.parametrize(("name", "cell"), CELLS.items())
 def test_a_class_is_text_to_a_spreadsheet_and_a_terminal(name: str, cell: str) -> None:
-    of_classes = classes_csv([ClassMetrics(name, 1, 2, None, 0.5)]).decode()
-    confusion = confusion_csv(np.array([[3]]), [name]).decode()
-    assert list(csv.reader(io.StringIO(of_classes)))[1] == [cell, "1", "2", "", "0.5"]
-    assert list(csv.reader(io.StringIO(confusion))) == [["class", cell], [cell, "3"]]
+    files = confusion_files(np.array([[0, 3], [0, 0]]), [name, "x"], "test")
+    rows, confusion = (
+        list(csv.reader(io.StringIO(files[f"{file}.csv"].decode()))) for file in ("per_class", "confusion")
+    )
+    assert rows[1:] == [[cell, "3", "0", "", "0.0"], ["x", "0", "3", "0.0", ""]]
+    assert confusion == [["class", cell, "x"], [cell, "0", "3"], ["x", "0", "0"]]
