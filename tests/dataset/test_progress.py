@@ -73,7 +73,7 @@ def test_finished_shards_of_worker_processes_are_counted_in_the_state(
     job.Job(None, config).write(config)
     assert found == [{"shards": 4, "shards_planned": 4}]
     assert ProgressText()(found[0]) == "shards 4/4"
-    stream = stderr(monkeypatch, Terminal())
+    stream = stderr(monkeypatch, make.Terminal())
     monkeypatch.setattr(job, "_LOCAL_EVERY_S", 0.01)
     for flag in ("--direct_running_mode=multi_processing", "--runner=PortableRunner"):
         line = job.Job(PipelineOptions([flag]), config)._progress(config, StatusLine())
@@ -84,7 +84,7 @@ def test_finished_shards_of_worker_processes_are_counted_in_the_state(
 
 
 def test_the_last_counts_stay_when_a_published_job_s_state_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
-    stream, counts = stderr(monkeypatch, Terminal()), [Counter[str]()]
+    stream, counts = stderr(monkeypatch, make.Terminal()), [Counter[str]()]
     with ProgressLine(lambda: counts[-1], 0.01, "running"):
         wait_for("running", stream)
         counts.append(Counter(shards=1, shards_planned=2))
