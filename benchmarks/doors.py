@@ -196,15 +196,21 @@ class StubDecoder:
             time.sleep(self._sleep_s)
 
 
+def stubbed(kind: str) -> Any:
+    """For `with_rows`: a stub in the place of decoding."""
+
+    def change(rows: Any) -> Any:
+        rows.decode = StubDecoder(kind)
+        return rows
+
+    return change
+
+
 def engine(url: str, kind: str, threads: int, batch: int = BATCH) -> turns.Reader:
     """The engine of all doors, with a stub in the place of decoding and any number of threads."""
     import reader
 
-    def stubbed(rows: Any) -> Any:
-        rows.decode = StubDecoder(kind)
-        return rows
-
-    batches = reader.train_batches(url, "train", global_batch_size=batch).with_rows(stubbed)
+    batches = reader.train_batches(url, "train", global_batch_size=batch).with_rows(stubbed(kind))
     found = [0] * len(batches.classes)
 
     def read() -> Iterable[int]:
