@@ -33,7 +33,7 @@ import numpy as np
 import tutorial
 from stored import BATCH, SHARDS, SIZE
 from traces import Trace, TracedDecoder, Tracer
-from tutorial import AT_ONCE, decoder
+from tutorial import AT_ONCE, decoder, list_files
 
 import reader
 from beam_pipeline import schema, storage
@@ -44,7 +44,7 @@ from reader.machine import cpu_count
 from reader.pixels import ImageDecoder
 from reader.rows import RecordRows
 from reader.splits import first_records
-from reader.tools.bench import Batches, BenchResult, Row, list_files, read_pass
+from reader.tools.bench import Batches, BenchResult, Row, read_pass
 from reader.tools.read import checked_table, read_records
 from reader.tools.requests import Request, SlowStorage
 

@@ -26,11 +26,11 @@ import gs
 import material
 import psutil
 import turns
+import tutorial
 from stored import BATCH, SIZE
 from turns import Case
 
 import reader
-from reader.tools.bench import list_files
 from tests.servers import Gcs
 
 CHECKED_FILES, CHECKED_WITHIN = 2000, 0.15
@@ -81,7 +81,7 @@ def check(gcs: Gcs, bucket: str, given: str, dataset: str, latency_ms: float, re
 def files(url: str, latency_ms: float = 0) -> turns.Reader:
     """A row of the experiment: single files."""
     doors.delay(latency_ms)
-    names = list_files(url)
+    names = tutorial.list_files(url)
     return lambda: experiment.at_once(names, experiment.decoder(SIZE))
 
 

@@ -21,13 +21,18 @@ from beam_pipeline import schema, storage
 from reader.info import ImageInfo
 from reader.machine import cpu_count
 from reader.pixels import ImageDecoder
-from reader.tools.bench import list_files
+from reader.preprocess import image_files
 
 Tensor = Any  # TensorFlow ships no types
 
 AT_ONCE = 32  # files in flight
 SHUFFLED_IMAGES = 1024  # of a cache, whose order is fixed otherwise; 150 MB at 224×224
 _GZIP = 31  # zlib's window bits, with GZIP's header
+
+
+def list_files(folder: str) -> list[str]:
+    """The image files of class folders."""
+    return [storage.join(folder, path) for path in image_files(folder)]
 
 
 def shards(
