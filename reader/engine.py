@@ -28,11 +28,9 @@ import numpy as np
 import numpy.typing as npt
 
 from beam_pipeline.errors import CorruptRecordError, UsageError
-from beam_pipeline.text import plural
-from reader import order
 from reader.buffers import SMALLEST_BUFFER, BufferPool
-from reader.runs import InvalidRecordError, Parsed, Rows, Run, RunReader
-from reader.skips import Skips, Substitutes
+from reader.feeds import Cursor, Feed, Feeds, OpenFeed, Window
+from reader.runs import InvalidRecordError, Parsed, Run
 
 _LOG = logging.getLogger("reader")
 
@@ -43,19 +41,9 @@ PIECE_ROWS = 16
 # Finished batches that are ready for the trainer, besides those being decoded; 1 if batches are large.
 _BATCHES_AHEAD = 2
 _LARGE_BATCH_BYTES = 32 << 20
-# Undecoded bytes read ahead of decoding: remote, two or three windows, of which 32 runs are in flight: more than 20,000
-# images/s of 16 kB at 50 ms of latency; local files need two windows only, the current one and the next.
-_REMOTE_BYTES_AHEAD = 32 << 20
 _LOCAL_READS, _REMOTE_READS = 8, 32
 _STALL_WARNING_S = 30.0  # then the log says what a batch waits for: under tf.data Ctrl-C has no effect meanwhile
 _JOIN_TIMEOUT_S = 0.5  # for all threads when the process exits; those blocked on storage are abandoned
-
-
-class Source(NamedTuple):
-    """The records of a split string and how they are read."""
-
-    reader: RunReader
-    skips: Skips | None  # counts the records that are skipped; None to raise
 
 
 class Batch(NamedTuple):
@@ -72,99 +60,6 @@ class Batch(NamedTuple):
     labels: npt.NDArray[np.int64]
     weights: npt.NDArray[np.float32]
     features: list[tuple[Any, ...]]
-
-
-class Cursor(NamedTuple):
-    """How far the records have been read.
-
-    Attributes:
-        windows: those to come.
-        window: the one before them, if it is partly read.
-    """
-
-    windows: Iterator[order.Window]
-    window: _Window | None = None
-
-
-class Feed(NamedTuple):
-    """Records of one source that an engine reads; a mix has several.
-
-    Attributes:
-        source: of the records.
-        rows: how each is parsed and decoded.
-        cursor: which records, in order: at least as many as the batches hold of it.
-        records: how many the batches hold of it.
-    """
-
-    source: Source
-    rows: Rows
-    cursor: Cursor
-    records: int
-
-
-class _OpenFeed:
-    """A feed whose windows are in flight.
-
-    Args:
-        feed: what is read.
-        share: records of it in the batches, as a share of all.
-        seed: of the order.
-    """
-
-    def __init__(self, feed: Feed, share: float, seed: int) -> None:
-        (self.reader, self.skips), self.rows, (self.upcoming, window), records = feed
-        self.seed, self._share = seed, share
-        self.substitutes = Substitutes(self.reader, self.rows, seed)
-        self.windows: deque[_Window] = deque()
-        if window is not None:
-            window.feed = self  # it was another engine's
-            self.windows.append(window)
-        self.ahead = sum(len(window.numbers) - window.taken for window in self.windows)  # records
-        self.to_request = records - self.ahead
-
-    def next_window(self) -> _Window:
-        """Its next window, to be read."""
-        window = _Window(next(self.upcoming), self)
-        self.windows.append(window)
-        self.ahead += len(window.numbers)
-        self.to_request -= len(window.numbers)
-        return window
-
-    def stop(self) -> None:
-        """Ask for no more windows."""
-        self.to_request = 0
-
-    def is_due(self) -> bool:
-        """Whether its next window must be read: of the current one no more is left than its share of a window."""
-        return len(self.windows) < 2 and self.ahead <= self._share * sum(len(one.numbers) for one in self.windows)
-
-    def turn(self) -> tuple[bool, float]:
-        """The feed with the least is read next: those that are due, then by the rows of batches until it has none."""
-        return not self.is_due(), self.ahead / self._share
-
-
-class _Window:
-    """A window in flight. Of each record, lists have its number, its seed, its piece and its index in that piece."""
-
-    def __init__(self, window: order.Window, feed: _OpenFeed) -> None:
-        numbers = window.numbers % feed.reader.table.total
-        self.pieces, run_of, index = feed.reader.pieces_of(numbers)
-        self.feed, self.epoch, self.weight = feed, window.epoch, window.weight
-        self.numbers: list[int] = numbers.tolist()
-        self.seeds: list[int] = order.augment_seeds(window.numbers, feed.seed, window.epoch).tolist()
-        self.run_of: list[int] = run_of.tolist()
-        self.index_in_run: list[int] = index.tolist()
-        self.bytes = sum(piece.stop - piece.start for piece in self.pieces)
-        self.loaded: list[Any] = [None] * len(self.pieces)  # Run or _FailedRun
-        self.buffers: list[Any] = []
-        self.unread = len(self.pieces)
-        self.taken = 0  # rows handed to decode threads
-        self.unfinished = len(self.numbers)
-
-    def located(self, at: int, error: CorruptRecordError | InvalidRecordError) -> CorruptRecordError:
-        """The error of one of its records, with file, record and byte offset."""
-        run: Run = self.loaded[self.run_of[at]]
-        return run.located(self.index_in_run[at], error)
 
 
 class _FailedRun(NamedTuple):
@@ -186,7 +81,7 @@ class _PendingBatch:
     """
 
     def __init__(
-        self, parts: Sequence[tuple[_OpenFeed, RowNumbers]], shape: tuple[int, int, int] | None, pool: BufferPool
+        self, parts: Sequence[tuple[OpenFeed, RowNumbers]], shape: tuple[int, int, int] | None, pool: BufferPool
     ) -> None:
         self.parts = [part for part in parts if part[1]]  # those with rows that are not taken yet
         size = sum(len(rows) for _, rows in self.parts)
@@ -207,7 +102,7 @@ class _Piece(NamedTuple):
 
     batch: _PendingBatch
     rows: RowNumbers
-    window: _Window
+    window: Window
     first: int
 
 
@@ -235,19 +130,16 @@ class Engine:
         seed: int = 0,
         for_training: bool = True,
     ) -> None:
-        total = max(1, sum(sizes))
-        self._feeds = [_OpenFeed(feed, feed.records / total, seed) for feed in feeds]
+        self._feeds = Feeds(feeds, sum(sizes), seed)
         self._parts = ([range(size)] for size in sizes) if parts is None else parts
         self._for_training, self._pool, self._shape = for_training, pool, feeds[0].rows.shape
-        self._is_remote = any(feed.reader.is_remote for feed in self._feeds)
         self._left, self._decoders = len(sizes), threads
         self.threads: list[threading.Thread] = []
         # Reentrant: memory taken under it may start a garbage collection, which may drop this engine's own iterator.
         self._lock = threading.RLock()
         self._work = threading.Condition(self._lock)  # for decode threads
         self._finished = threading.Condition(self._lock)  # for the consumer
-        self._reads: queue.SimpleQueue[tuple[_Window, int] | None] = queue.SimpleQueue()
-        self._bytes_ahead = sum(window.bytes for feed in self._feeds for window in feed.windows)
+        self._reads: queue.SimpleQueue[tuple[Window, int] | None] = queue.SimpleQueue()
         self._batches: deque[_PendingBatch] = deque()  # begun or finished, not handed out
         largest = max(sizes, default=1)
         is_large = largest * math.prod(self._shape or ()) > _LARGE_BATCH_BYTES
@@ -257,7 +149,7 @@ class Engine:
         self._request()
 
     def __enter__(self) -> Engine:
-        reads = _REMOTE_READS if self._is_remote else _LOCAL_READS
+        reads = _REMOTE_READS if self._feeds.is_remote else _LOCAL_READS
         bodies = [self._read_runs] * reads + [self._decode_pieces] * self._decoders
         # Daemons: a request that hangs must not keep the process from ending.
         self.threads = [threading.Thread(target=body, name=f"reader{body.__name__}", daemon=True) for body in bodies]
@@ -277,22 +169,14 @@ class Engine:
             return
         with self._lock:
             self._is_closed = True
-            for feed in self._feeds:
-                feed.stop()
-                feed.windows.clear()  # which refer to their feed: no cycle keeps their memory
+            self._feeds.close()
             self._work.notify_all()
         for _ in self.threads:
             self._reads.put(None)
 
     def _request(self) -> None:
-        """Ask for as many windows as the bound in bytes allows, of each feed at least the current one and the next."""
-        limit = _REMOTE_BYTES_AHEAD if self._is_remote else 0
-        while wanted := [feed for feed in self._feeds if feed.to_request > 0]:
-            feed = min(wanted, key=_OpenFeed.turn)
-            if not feed.is_due() and self._bytes_ahead >= limit:
-                return
-            window = feed.next_window()
-            self._bytes_ahead += window.bytes
+        """Let the read threads read as far ahead as they may."""
+        while (window := self._feeds.next_window()) is not None:
             for number in range(len(window.pieces)):
                 self._reads.put((window, number))
 
@@ -364,7 +248,7 @@ class Engine:
         if not window.weight:
             batch.weights[index] = 0
 
-    def _parse(self, window: _Window, records: range) -> list[Parsed | CorruptRecordError]:
+    def _parse(self, window: Window, records: range) -> list[Parsed | CorruptRecordError]:
         """Records of a window, parsed; for each corrupt one its error."""
         parse, runs = window.feed.rows.parse, window.loaded
         run_of, index_in_run = window.run_of, window.index_in_run
@@ -398,7 +282,7 @@ class Engine:
         if not self._left or len(self._batches) >= self._max_batches:
             return None
         self._left -= 1
-        parts = list(zip(self._feeds, next(self._parts), strict=True))
+        parts = list(zip(self._feeds.open, next(self._parts), strict=True))
         self._batches.append(_PendingBatch(parts, self._shape, self._pool))
         return self._batches[-1]
 
@@ -423,9 +307,8 @@ class Engine:
 
     def _stop_after_error(self) -> None:
         """Decode nothing after an error; decoding of everything before it has begun already."""
+        self._feeds.stop()
         self._left, last = 0, self._batches[-1]
-        for feed in self._feeds:
-            feed.stop()
         last.unfinished -= last.size - last.taken
         last.size = last.taken
 
@@ -436,8 +319,7 @@ class Engine:
             self._finished.notify()
         window.unfinished -= len(piece.rows)
         if not window.unfinished:
-            self._bytes_ahead -= window.bytes
-            window.loaded.clear()
+            self._feeds.decoded(window)
             self._pool.take_back(window.buffers)
             self._request()
 
@@ -453,7 +335,7 @@ class Engine:
         with self._lock:
             while self._fatal is None and not (self._batches and not self._batches[0].unfinished):
                 if not self._finished.wait(_STALL_WARNING_S):
-                    _LOG.warning("no batch for %.0f s; %s", _STALL_WARNING_S, self._waits_for())
+                    _LOG.warning("no batch for %.0f s; %s", _STALL_WARNING_S, self._feeds.waits_for())
             if self._fatal is not None:
                 raise self._fatal
             batch = self._batches.popleft()
@@ -462,17 +344,9 @@ class Engine:
             raise batch.error[1]
         return Batch(batch.images, batch.labels, batch.weights, batch.features)
 
-    def _waits_for(self) -> str:
-        windows = (feed.windows[0] for feed in self._feeds if feed.windows)
-        window = next((window for window in windows if window.unread), None)
-        if window is None:
-            return "decoding"
-        first = next(piece for piece, run in zip(window.pieces, window.loaded, strict=True) if run is None)
-        return f"waiting for {plural(window.unread, 'read')}, such as {first.path}"
-
     def cursors(self) -> list[Cursor]:
         """Where the next engine continues each feed, once the last batch was handed out."""
-        return [Cursor(feed.upcoming, feed.windows[0] if feed.windows else None) for feed in self._feeds]
+        return self._feeds.cursors()
 
 
 # Engines whose threads run. They are ended before the interpreter exits: a thread that returns from C++ or Rust while

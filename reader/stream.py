@@ -21,8 +21,9 @@ from reader import order
 from reader.balance import Balance, Weights
 from reader.buffers import BufferPool
 from reader.cache import Cache, open_cache
-from reader.engine import Batch, Cursor, Engine, Feed, RowNumbers, Source
+from reader.engine import Batch, Engine, RowNumbers
 from reader.features import Feature, note_boxes, pick_features, stacked
+from reader.feeds import Cursor, Feed, Source
 from reader.hosts import Host, batch_size_of, integer, share_of_host
 from reader.info import DatasetInfo
 from reader.machine import cpu_count
