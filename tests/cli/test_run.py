@@ -366,7 +366,9 @@ def test_a_terminal_sees_the_progress_line_and_what_is_published(photos: Path, t
     os.close(terminal)
     assert process.returncode == 0
     *drawn, told = shown.decode().split("\r\033[K")
-    assert all(line.startswith(("listing: ", "sampling: ", "planning: ", "shards ")) for line in drawn if line), shown
+    assert all(
+        line.startswith(("running: ", "listing: ", "sampling: ", "planning: ", "shards ")) for line in drawn if line
+    ), shown
     first, _, *rest, used = told.splitlines()
     assert " CPU-seconds to convert; read " in used
     assert [first, *rest] == [
