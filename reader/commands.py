@@ -23,7 +23,7 @@ from beam_pipeline.text import name_line, one_line, plural, print_line
 from reader.flags import Commands, Given
 from reader.info import load_info
 from reader.select import Classes
-from reader.tools.describe import dataset_hash, describe
+from reader.tools.describe import check_sizes, dataset_hash, describe
 from reader.tools.out_file import published_file
 from reader.tools.rejects import find_rejects
 from reader.training.backend import import_backend, import_tensorflow_quietly
@@ -119,6 +119,7 @@ _verb, parser, run = _COMMANDS.verb, _COMMANDS.parser, _COMMANDS.run
 def _info(given: Given, dataset: str, hash: bool = False) -> int:
     info = load_info(dataset)
     if hash:
+        check_sizes(info)
         digest = dataset_hash(info)
         given.print({"hash": digest}, digest)
     else:

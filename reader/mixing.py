@@ -129,15 +129,17 @@ def _parse_sources(sources: Any, split: str) -> tuple[list[tuple[Any, str, Any, 
     weights = exact_weights("the weight of source", named)
     weights = tuple(weight // math.gcd(*weights) for weight in weights)
     if sum(weights) > MAX_PERIOD:
-        raise UsageError(f"the weights {list(named.values())} have too many digits: as integers they are {weights}")
+        raise UsageError(
+            f"the weights {list(named.values())} have too many digits: as integers, their sum is above {MAX_PERIOD:,}"
+        )
     return found, weights
 
 
 def _note_classes(parts: Sequence[Part], classes: Sequence[str]) -> None:
     """Say which classes not all sources have."""
     if any(part.classes != tuple(classes) for part in parts):
-        missing = {str(part): [name for name in classes if name not in part.classes] for part in parts}
-        said = "; ".join(f"{part} has no {first_few(names)}" for part, names in missing.items() if names)
+        missing = [(part, sorted({*classes}.difference(part.classes))) for part in parts]
+        said = "; ".join(f"{part} has no {first_few(names)}" for part, names in missing if names)
         warn_once("the sources' classes are joined by name, %d in all%s", len(classes), f": {said}" if said else "")
 
 

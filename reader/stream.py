@@ -253,7 +253,7 @@ class Batches:
         self.steps = self._steps_of(start.global_batch_size)
         self._parts = parts
         self.features = _common_features(parts, arguments["features"] or ())
-        self.classes, ids = join_classes([part.classes for part in parts])
+        self.classes, ids = _join_classes([part.classes for part in parts])
         self.one_hot_classes = len(self.classes) if labels == "one_hot" else None
         self._rows = [self._rows_of(part, new) for part, new in zip(parts, ids, strict=True)]
         self.shape = _common_shape([rows.shape for rows in self._rows])
@@ -524,7 +524,7 @@ class Batches:
         raise NotImplementedError
 
 
-def join_classes(names: Sequence[Sequence[str]]) -> tuple[tuple[str, ...], Sequence[Sequence[int] | None]]:
+def _join_classes(names: Sequence[Sequence[str]]) -> tuple[tuple[str, ...], Sequence[Sequence[int] | None]]:
     """The class names of all sources, and of each source its index → class id: None if they are the same lists."""
     if all(one == names[0] for one in names):
         return tuple(names[0]), [None] * len(names)

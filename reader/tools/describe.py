@@ -53,23 +53,32 @@ def _lines(info: DatasetInfo) -> Iterator[str]:
         yield f"{name}: {', '.join(f'{reason} {number:,}' for reason, number in sorted(rejects.items()))}"
 
 
+def check_sizes(info: DatasetInfo) -> None:
+    """Raise ImageShardsError if a file is missing or has another size: its hash would be of something else."""
+    sizes = {file.path: file.bytes for file in info.storage.files(info.url)}
+    published = info.manifest.get("file_sizes", {}) | {file: {"bytes": one.bytes} for file, one in info.tables.items()}
+    wrong = [line for split in info.splits.values() if split.records for line in info.wrong_sizes(split.name)]
+    files = info.manifest["files"].keys() | info.tables.keys()
+    wrong += [f"{info.path(file)} is missing" for file in sorted(files) if file not in sizes]
+    for file in sorted(published.keys() & sizes.keys()):
+        if sizes[file] != published[file]["bytes"]:
+            says = f"has {sizes[file]} bytes, the manifest says {published[file]['bytes']}"
+            wrong.append(f"{info.path(file)} {says}")
+    if wrong:
+        more = f" (and {plural(len(wrong) - 1, 'more file')})" if len(wrong) > 1 else ""
+        raise ImageShardsError(f"{wrong[0]}{more}: run the job again with --repair")
+
+
 def dataset_hash(url: DatasetInfo | str | os.PathLike[str]) -> str:
     """SHA-256 of a version as 64 hexadecimal digits; reads every byte, a piece at a time.
 
     Over the manifest and each file in its folder that the manifest names, in order of the relative path as UTF-8: path,
-    NUL, size in decimal, NUL, content.
-
-    Raises:
-        StorageError: the storage can't be reached.
-        ImageShardsError: a file is missing, so the hash would be of something else.
+    NUL, size in decimal, NUL, content. Raises StorageError.
     """
     info, digest = load_info(url), hashlib.sha256()
     shards = {shard.file for split in info.splits.values() for shard in split.shards}
     named = {schema.MANIFEST_FILE, *info.manifest["files"], *info.tables, *shards}
     files = {schema.relative_path_bytes(file.path): file for file in info.storage.files(info.url) if file.path in named}
-    if missing := [file for file in sorted(named - {file.path for file in files.values()}) if info.path(file) != file]:
-        more = f" (and {plural(len(missing) - 1, 'more file')})" if len(missing) > 1 else ""
-        raise ImageShardsError(f"{info.path(missing[0])} is missing{more}: run the job again with --repair")
     for path, file in sorted(files.items()):
         digest.update(path + b"\0" + str(file.bytes).encode() + b"\0")
         for piece in storage.pieces(info.storage, info.path(file.path), file.bytes):

@@ -223,7 +223,7 @@ class Rows:
 
     @property
     def everything(self) -> str:
-        """The command that prints the report with its whole lists."""
+        """The command that prints the report with all of its lists."""
         return f"imageshards report {self.url} --json"
 
 

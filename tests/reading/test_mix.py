@@ -193,6 +193,10 @@ def test_what_is_read_and_what_is_told(datasets: Datasets, caplog: pytest.LogCap
     (told,) = [record.getMessage() for record in caplog.records]
     joined = "the sources' classes are joined by name, 4 in all"
     assert told == f"{joined}: {first} has no emu; {second} has no bird"
+    caplog.clear()
+    mixed([({"dataset": datasets[0], "classes": ["cat"]}, 1), ({"dataset": datasets[0], "classes": ["dog"]}, 1)])
+    (told,) = [record.getMessage() for record in caplog.records]  # of both, though they are called the same
+    assert told.endswith(f"2 in all: {second} has no dog; {second} has no cat")
     assert len(mixed({datasets[0]: 1}, epoch_records=20)) == 3 and len(mixed({datasets[0]: 5}, 37)) == 1
 
 

@@ -79,6 +79,13 @@ def test_models_train_compiled_by_xla(info: DatasetInfo, name: str) -> None:
     assert np.all(np.isfinite(model.full.train_on_batch(IMAGES, np.array([0, 1, 2, 0]))))
 
 
+def test_only_adamw_decays_weights(info: DatasetInfo) -> None:
+    for optimizer, decay in (("adam", None), ("adamw", 0.01), ("sgd", None)):
+        recipe = make_recipe(info, TrainOptions(image_size=32, batch_size=4, optimizer=optimizer))
+        compile_for(model := build(info, recipe), recipe.phases[0], recipe, CPU)
+        assert model.full.optimizer.weight_decay == decay
+
+
 def test_grey_images_are_shown_to_models_of_colours(tmp_path: Path) -> None:
     info = load_info(make_dataset(tmp_path / "1.0.0", {"train": [3]}, size=(32, 32), channels=1))
     for name in ("small_cnn", "MobileNet"):
