@@ -41,7 +41,11 @@ def execute(notebook: nbformat.NotebookNode, folder: Path) -> None:
     """
     metadata = dict(notebook.metadata)
     client = NotebookClient(
-        notebook, timeout=_TIMEOUT_S, record_timing=False, resources={"metadata": {"path": str(folder)}}
+        notebook,
+        timeout=_TIMEOUT_S,
+        record_timing=False,
+        coalesce_streams=True,  # a busy machine cuts one print into several outputs
+        resources={"metadata": {"path": str(folder)}},
     )
     client.execute()
     notebook.metadata = nbformat.from_dict(metadata)  # the kernel has added its version
