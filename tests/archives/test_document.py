@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import shutil
-import tarfile
+import subprocess
 from pathlib import Path
 
 import imageshards
@@ -31,6 +31,11 @@ def stand_in(folder: Path) -> None:
     (folder / "LOC_val_solution.csv").write_text("\n".join(["ImageId,PredictionString", *rows, ""]))
 
 
+def _untar(archive: Path, folder: Path) -> None:
+    folder.mkdir(parents=True)
+    subprocess.run(["tar", "-xf", archive, "-C", folder], check=True)
+
+
 def test_the_commands_run_and_imagenet_is_one_dataset_that_of_the_unpacked_folders(tmp_path: Path) -> None:
     packed, unpacked = tmp_path / "packed", tmp_path / "unpacked"
     packed.mkdir()
@@ -43,11 +48,9 @@ def test_the_commands_run_and_imagenet_is_one_dataset_that_of_the_unpacked_folde
     assert list(info.classes) == sorted(WNIDS)
     assert imageshards.load_info(packed / "datasets/dogs").classes == ("Cat", "Dog")
     for archive in ("ILSVRC2012_img_train", "ILSVRC2012_img_val"):
-        with tarfile.open(packed / f"{archive}.tar") as file:
-            file.extractall(unpacked / archive, filter="data")
+        _untar(packed / f"{archive}.tar", unpacked / archive)
     for inner in (unpacked / "ILSVRC2012_img_train").glob("*.tar"):
-        with tarfile.open(inner) as file:
-            file.extractall(inner.with_suffix(""), filter="data")
+        _untar(inner, inner.with_suffix(""))
         inner.unlink()
     shutil.copy(packed / "imagenet.csv", unpacked)
     with contextlib.chdir(unpacked):
