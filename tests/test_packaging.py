@@ -125,6 +125,7 @@ def install(programs: Path, *what: object, **environment: str) -> None:
     done(*pip, "--no-deps", "--no-index", *what, env={**os.environ, **environment})
 
 
+@pytest.mark.soak
 def test_an_editable_install_is_found_from_the_folder_that_holds_its_checkout(tmp_path: Path) -> None:
     """That folder is on Python's path, where a folder without `__init__.py` is an empty package."""
     checkout, programs = copied(tmp_path / "imageshards"), new_environment(tmp_path / "environment")

@@ -75,7 +75,9 @@ def test_rows_of_a_remote_folder_of_archives_give_the_dataset_of_the_unpacked_fo
     assert len(set(map(make.dataset_hash, versions))) == 1
 
 
-@pytest.mark.parametrize("bucket", ["local", "gs", "s3"], indirect=True)
+@pytest.mark.parametrize(
+    "bucket", ["local", *(pytest.param(place, marks=pytest.mark.soak) for place in ("gs", "s3"))], indirect=True
+)
 def test_a_repair_and_a_base_take_an_archive_for_its_folder(
     bucket: Bucket, files: dict[str, bytes], tmp_path: Path
 ) -> None:

@@ -336,6 +336,7 @@ def test_an_interrupt_is_no_decoder_s_fault(tmp_path: Path) -> None:
     assert not any(marker.exists() for marker in markers)
 
 
+@pytest.mark.soak
 def test_a_repair_decodes_in_child_processes_from_its_first_attempt(tmp_path: Path, monkeypatch) -> None:
     make.class_folders(tmp_path / "in", {"a": 3})
     (tmp_path / "in/a/9.jpg").write_bytes(deadly("crash"))

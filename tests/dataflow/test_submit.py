@@ -96,6 +96,7 @@ def test_a_job_that_another_command_submitted_meanwhile_is_watched_or_left_alone
     assert told(finished.err)[1].startswith(others)
 
 
+@pytest.mark.soak
 def test_ctrl_c_while_the_job_is_submitted_says_what_may_have_happened(api: FakeDataflow, one: Cloud) -> None:
     with one.start() as process:
 
@@ -121,6 +122,7 @@ def test_two_datasets_with_the_same_options_are_two_jobs(api: FakeDataflow, one:
     assert fleets == [1, 10]
 
 
+@pytest.mark.soak
 def test_a_service_that_fails_is_asked_again_by_beam_for_half_a_minute(api: FakeDataflow, one: Cloud) -> None:
     api.create_errors = [RESET, 500, 500, 500]
     finished = one.run()

@@ -128,6 +128,7 @@ def test_the_bytes_are_those_of_a_job_without_a_base(
     assert run["self_sha256"] == make.manifest(grown / "out/photos/1.0.0")["self_sha256"]
 
 
+@pytest.mark.soak
 def test_of_unchanged_images_that_a_store_lists_with_md5_only_the_sample_is_read(
     gcs: Gcs, grown: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -50,6 +50,7 @@ def test_after_a_kill_the_same_command_keeps_finished_shards_and_gives_the_same_
     assert finished.items() <= output.files().items(), "written again"
 
 
+@pytest.mark.soak
 def test_workers_end_with_a_launcher_that_is_killed(many: Path, tmp_path: Path) -> None:
     output = Output(str(tmp_path / "out"))
     job = Job(many, output, "multi_processing")

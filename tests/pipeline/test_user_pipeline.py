@@ -76,6 +76,7 @@ def write(some: Config) -> None:
         raise from_worker(error) or error from error
 
 
+@pytest.mark.soak
 def test_a_pipeline_that_died_is_resumed_by_the_same_plan_and_keeps_another_out(
     folder: Path, published: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

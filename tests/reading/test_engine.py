@@ -136,7 +136,8 @@ def test_threads_end_with_their_iterator(info: reader.DatasetInfo, how: str) -> 
     wait_until(lambda: ours() == 0)
 
 
-@pytest.mark.parametrize("how", [pytest.param("iterations", marks=pytest.mark.soak), "datasets", "abandoned"])
+@pytest.mark.parametrize("how", ["iterations", "datasets", "abandoned"])
+@pytest.mark.soak
 def test_hundreds_leave_no_threads_descriptors_or_memory(info: reader.DatasetInfo, how: str) -> None:
     process, batches = psutil.Process(), train(info, 50)
 

@@ -253,6 +253,7 @@ def test_one_record_is_one_request_and_a_thousand_are_no_more_than_their_bytes(u
         assert same(records[local[0]["filename"]], local[0]) and len(gcs.requests()) == before + 1
 
 
+@pytest.mark.soak
 def test_a_batch_is_read_32_at_once(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also the tables of the shards that it touches first."""
     monkeypatch.setattr(reader.runs, "_GAP_BYTES", 0)

@@ -261,6 +261,7 @@ def test_keras_fits_with_exact_validation_between_epochs(info: reader.DatasetInf
 
 
 @needs_tensorflow_backend
+@pytest.mark.soak
 def test_keras_fits_a_model_of_several_inputs(info: reader.DatasetInfo) -> None:
     image, age = keras.Input((16, 24, 3), name="image"), keras.Input((), dtype="int64", name="age")
     pooled = keras.layers.GlobalAveragePooling2D()(keras.layers.Rescaling(1 / 255)(image))
@@ -328,6 +329,7 @@ def test_batches_cross_into_tensorflow_without_a_copy(info: reader.DatasetInfo) 
     assert len(places) == 30 and len(set(places)) <= 12
 
 
+@pytest.mark.soak
 def test_dropped_iterators_leave_no_threads(info: reader.DatasetInfo) -> None:
     before = set(threading.enumerate())  # another test's may wait for a server that never answers
 

@@ -106,7 +106,7 @@ def test_links_are_followed_but_never_back(
     assert set(names_below(str(tmp_path / listed))) == expected
 
 
-@pytest.mark.parametrize("levels", [3, 17, 30])
+@pytest.mark.parametrize("levels", [3, 17, pytest.param(30, marks=pytest.mark.soak)])
 def test_links_that_multiply_paths_are_followed_a_hundred_times_at_most(tmp_path: Path, levels: int) -> None:
     for number in range(levels):
         (tmp_path / f"d{number}").mkdir()

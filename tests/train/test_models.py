@@ -63,6 +63,7 @@ def test_a_typo_gets_the_nearest_name() -> None:
         ("EfficientNetV2B0", lambda x: x),
     ],
 )
+@pytest.mark.soak
 def test_each_application_sees_images_scaled_as_its_weights_expect(info: DatasetInfo, name: str, scaled: Any) -> None:
     model = built(info, name)
     scale = keras.Model(model.full.inputs, model.full.get_layer(model.base.name)._inbound_nodes[0].arguments.args[0])
@@ -135,6 +136,7 @@ def base_weights(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(file)
 
 
+@pytest.mark.soak
 def test_transfer_trains_the_head_then_the_base_but_never_batch_normalization(
     info: DatasetInfo, base_weights: str
 ) -> None:

@@ -359,6 +359,7 @@ def test_the_verdict_on_slow_storage_is_a_cache(dataset: str, tmp_path: Path, mo
     assert "is the limit; --cache would help most" in result.verdict
 
 
+@pytest.mark.soak
 def test_a_slow_model_waits_for_no_input(dataset: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "slow.py").write_text(
         "import keras\n"

@@ -290,6 +290,7 @@ def test_a_dataset_that_was_stored_in_another_way_is_warned_of(run: Path, photos
     assert result.warnings == (f"{other} was written with another --image_size than the dataset that was trained on",)
 
 
+@pytest.mark.soak
 def test_without_a_split_for_it_what_the_training_held_out_is_read(photos: Path, tmp_path: Path) -> None:
     url = str(make.published(photos, tmp_path))
     options = {"model": "tests.train.runs:linear", "batch_size": 8, "epochs": 2}
