@@ -2,17 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from beam_pipeline import schema
+from tests import servers
+from tests.conftest import reached
 from tests.faults import flips
 
 
-@pytest.fixture(scope="module")
-def dataset(tmp_path_factory: pytest.TempPathFactory) -> flips.Dataset:
-    return flips.Dataset(tmp_path_factory.mktemp("flips"), images=110)
+@pytest.fixture(scope="module", params=["local", pytest.param("gs", marks=pytest.mark.soak)])
+def dataset(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[flips.Dataset]:
+    folder = tmp_path_factory.mktemp("flips")
+    if request.param == "local":
+        yield flips.Dataset(folder, images=110)
+        return
+    if servers.fake_gcs_binary() is None:
+        pytest.skip(servers.HOW_TO_ENABLE)
+    with servers.fake_gcs(folder / "gcs.log", folder) as url, reached({"STORAGE_EMULATOR_HOST": url}):
+        yield flips.Dataset(folder, images=110, gcs=servers.Gcs(url))
 
 
 def test_every_kind_of_file_takes_part(dataset: flips.Dataset) -> None:
