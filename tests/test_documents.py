@@ -84,10 +84,10 @@ def test_the_guide_for_contributors_names_every_target_of_the_makefile() -> None
     assert [one for one in targets if one != "help" and f"make {one}" not in guide] == []
 
 
-# --- docs/howto/dataflow.md, docs/howto/clusters.md
+# --- docs/howto/dataflow.md, dataflow-problems.md, clusters.md
 
 
-DATAFLOW = "".join((ROOT / f"docs/howto/{name}.md").read_text() for name in ("dataflow", "clusters"))
+DATAFLOW = "".join((ROOT / f"docs/howto/{name}.md").read_text() for name in ("dataflow", "dataflow-problems", "clusters"))
 SHOWN = [
     line.partition("imageshards write ")[2]
     for block in re.findall(r"```sh\n(.*?)```", DATAFLOW, re.DOTALL)

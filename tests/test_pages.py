@@ -201,5 +201,6 @@ def test_the_pages_are_short() -> None:
     understand = ("why", "architecture", "scale")
     assert sum(pages[ROOT / f"docs/{name}.md"] for name in understand) <= 2_500
     assert pages[ROOT / "docs/format.md"] <= 2_500
+    assert {page.name: count for page, count in pages.items() if page.parent.name == "howto" and count > 400} == {}
     decisions = {page.name: words(page.read_text()) for page in ROOT.glob("docs/decisions/*.md")}
     assert {name: count for name, count in decisions.items() if count > 400} == {}
