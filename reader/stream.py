@@ -14,7 +14,7 @@ from beam_pipeline.errors import UsageError
 from beam_pipeline.text import one_line
 from reader import order
 from reader.buffers import BufferPool
-from reader.engine import Batch, Engine, RowNumbers
+from reader.engine import Engine, RowNumbers
 from reader.feeds import Cursor, Feed, Feeds, Source
 from reader.hosts import Host, batch_size_of, integer, share_of_host
 from reader.machine import cpu_count
@@ -160,10 +160,11 @@ class _Opened:
 class _Loops:
     """Where loops over batches stand, as numbers: nothing is open here.
 
-    Each iteration is as many steps; one that is resumed begins at a step within it.
+    Each iteration is as many steps; one that is resumed begins at a step within it. Here each is the same, as in
+    evaluation; those of training go on where the last one ended.
     """
 
-    _is_training: ClassVar[bool]
+    _is_training: ClassVar[bool] = False
 
     def __init__(self, arguments: Mapping[str, Any], start: AnyPosition) -> None:
         self.start = self._beginning = start
@@ -203,8 +204,9 @@ class _Loops:
             UsageError: it is another dataset's position, or of another seed than was given.
             ValueError: the batch can't be divided by the hosts.
         """
-        moved = copy.copy(self)
-        moved._resume(position, None if rest else 0)
+        check_same(self.start, position)
+        moved, steps = copy.copy(self), self._steps_of(position.global_batch_size)
+        moved.restore(State(position, position.batches_read % steps if rest else 0))
         return moved
 
     def restore(self, state: State) -> None:
@@ -213,10 +215,7 @@ class _Loops:
         Raises:
             UsageError, ValueError: it was saved by other batches.
         """
-        self._resume(state.position, state.step)
-
-    def _resume(self, position: AnyPosition, step: int | None) -> None:
-        """Begin the next loop at a step of an iteration; None for the one that the position counts to."""
+        position, step = state.position, state.step
         check_same(self.start, position)
         for name in ("seed", "window_runs"):
             given, used = self._arguments.get(name), getattr(position, name, None)
@@ -226,7 +225,6 @@ class _Loops:
             raise UsageError("the state of an evaluation is for the same hosts and batch size only")
         start: Any = position.on(global_batch_size=self.start.global_batch_size, hosts=self.hosts)
         steps = self._steps_of(position.global_batch_size)
-        step = position.batches_read % steps if step is None else step
         if step > steps or (step and self._is_training and not position.records_read):  # the latter is an evaluation's
             read = f"of which {position.records_read} records are read"
             raise UsageError(f"not a state of batches: step {step} of an iteration of {steps}, {read}")
@@ -272,16 +270,16 @@ class _Loops:
         return [self.batch_size] * (self.steps * self._replicas)
 
     def state_at(self, step: Any) -> State:
-        """The state after a step that the trainer counted."""
-        raise NotImplementedError
+        """The state after a step that the trainer counted: of one iteration, or of one after the other."""
+        return State(self.start, integer("step", step, 0) % self.steps)
 
     def _steps_of(self, global_batch_size: int) -> int:
         """Steps of an iteration in batches of this size."""
-        raise NotImplementedError
+        return -(-self.start.records // global_batch_size)
 
     def _position(self, state: State, steps: int) -> AnyPosition:
         """Of the next record, so many steps after a state."""
-        raise NotImplementedError
+        return state.position
 
 
 class Batches(_Loops):
@@ -382,7 +380,8 @@ class Batches(_Loops):
                         opened.rest = {(self.host, self.loop_after(begin).position): feeds.cursors()}
                     for skips in filter(None, self._content.skips):
                         skips.report()
-                yield self._arrays(batch)
+                weights = () if self._is_training else (batch.weights,)
+                yield *self._content.arrays(batch), *weights
 
     def _name(self) -> str:
         """What is read, in words."""
@@ -392,9 +391,6 @@ class Batches(_Loops):
         """Of each part, how many records of it each batch of a loop has; for each that `read` yields, their rows."""
         sizes = self.sizes(begin.step)
         return [sizes], ([range(size)] for size in sizes[turn[0] :: turn[1]])
-
-    def _arrays(self, batch: Batch) -> Element:
-        return self._content.arrays(batch)
 
     def _windows(self, sources: Sequence[Source], begin: State) -> list[Iterator[order.Window]]:
         """The records of a loop by part, in order."""
@@ -448,8 +444,6 @@ class TrainBatches(Batches):
 class EvalBatches(Batches):
     """What `eval_batches` returns: each iteration is the same."""
 
-    _is_training = False
-
     def __len__(self) -> int:
         return len(self.sizes(0))  # without padding a host may have fewer records than steps
 
@@ -457,16 +451,6 @@ class EvalBatches(Batches):
     def is_padded(self) -> bool:
         """Whether all batches are full."""
         return bool(self._arguments["pad"])
-
-    def state_at(self, step: Any) -> State:
-        """The state after a step of the evaluation, or of one evaluation after the other."""
-        return State(self.start, integer("step", step, 0) % self.steps)
-
-    def _steps_of(self, global_batch_size: int) -> int:
-        return -(-self.start.records // global_batch_size)
-
-    def _position(self, state: State, steps: int) -> AnyPosition:
-        return state.position
 
     def _sizes(self) -> list[int]:
         if self.is_padded:
@@ -483,6 +467,3 @@ class EvalBatches(Batches):
         padding = sum(sizes[begin.step * self._replicas :]) - (stop - first)
         window_runs = source.epochs(self.start.seed)(0).window_runs(0, WINDOW_RUNS)
         return [order.eval_windows(source.reader.table.first, first, stop, padding, window_runs)]
-
-    def _arrays(self, batch: Batch) -> Element:
-        return *super()._arrays(batch), batch.weights
