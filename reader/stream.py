@@ -80,22 +80,24 @@ class BatchIterator(Iterator[Element]):
         self._batches, self._adapt, self._is_endless = batches, adapt, is_endless
         self._begin: State | None = None  # where this loop began
         self._elements: Iterator[Element] = iter(())
-        self._handed_out = self._left = 0  # batches
+        self._handed_out = self._size = 0  # batches, of this loop
         self._is_exhausted = False
 
     def __next__(self) -> Element:
-        if self._begin is None:
-            self._start()
-        while not self._left:
-            self._is_exhausted = not self._is_endless
+        while self._begin is None or self._handed_out == self._size:
+            self._is_exhausted = self._begin is not None and not self._is_endless
             if self._is_exhausted:
                 raise StopIteration
-            self._start()
+            begin = self._begin = self._batches.next_loop
+            self._handed_out, self._size = 0, len(self._batches.sizes(begin.step))
+            self._elements = self._adapt(self._batches.read(begin))
+            if not self._size:  # a state saved after the last batch of an iteration
+                self._batches.end(begin)
         element = next(self._elements)  # after an error this is StopIteration
         self._handed_out += 1
-        self._left -= 1
-        if not self._left:
-            self._end()
+        if self._handed_out == self._size:
+            self.close()
+            self._batches.end(self._begin)
         return element
 
     def close(self) -> None:
@@ -133,19 +135,6 @@ class BatchIterator(Iterator[Element]):
         if self._is_exhausted:
             return self._batches.loop_after(self._begin)
         return self._batches.state(self._begin, self._handed_out)
-
-    def _start(self) -> None:
-        self._begin = self._batches.next_loop
-        self._handed_out, self._is_exhausted = 0, False
-        self._left = len(self._batches.sizes(self._begin.step))
-        self._elements = self._adapt(self._batches.read(self._begin))
-        if not self._left:  # a state saved after the last batch of an iteration
-            self._end()
-
-    def _end(self) -> None:
-        self.close()
-        if self._begin is not None:
-            self._batches.end(self._begin)
 
 
 class _Opened:
