@@ -102,10 +102,10 @@ def numpy(url: str, way: str, times: int = TIMES) -> turns.Reader:
 def requests(url: str, way: str) -> turns.Reader:
     """A case: 32 threads that do nothing but read the same ranges."""
     batches = batches_of(url, way, RARE_TIMES)
-    opened = batches._open()
-    run_reader, total = opened.sources[0].reader, opened.sources[0].reader.table.total
+    sources = batches._content.open()
+    run_reader, total = sources[0].reader, sources[0].reader.table.total
     store, pool = storage.open_storage(url), ThreadPoolExecutor(32)
-    (windows,) = batches._windows(opened, State(batches.start, 0))
+    (windows,) = batches._windows(sources, State(batches.start, 0))
 
     def read() -> Iterable[int]:
         pieces, images = [], 0
@@ -123,12 +123,12 @@ def requests(url: str, way: str) -> turns.Reader:
 def asked(url: str, way: str) -> float:
     """Bytes of the pieces of some epochs, as a share of those of their records."""
     batches = batches_of(url, way)
-    opened = batches._open()
-    run_reader = opened.sources[0].reader
+    sources = batches._content.open()
+    run_reader = sources[0].reader
     table = run_reader.table
     size = table.bytes / table.records if not hasattr(table, "size") else None
     fetched = used = drawn = 0.0
-    (windows,) = batches._windows(opened, State(batches.start, 0))
+    (windows,) = batches._windows(sources, State(batches.start, 0))
     for window in windows:
         numbers = window.numbers % table.total
         pieces, *_ = run_reader.pieces_of(numbers)

@@ -25,8 +25,9 @@ from reader.features import warn_once
 from reader.hosts import AutoHost, Host, batch_size_of, integer, process_of_several, share_of_host
 from reader.info import DatasetInfo, load_info
 from reader.position import WINDOW_RUNS, Phase, Position
+from reader.rows import NOT_PADDED, Part
 from reader.select import Classes, Where, select
-from reader.stream import NOT_PADDED, EvalBatches, Part, TrainBatches
+from reader.stream import EvalBatches, TrainBatches
 
 _LOG = logging.getLogger("reader")
 

@@ -25,12 +25,11 @@ from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
-from beam_pipeline.errors import CorruptRecordError, UsageError
+from beam_pipeline.errors import UsageError
 from reader.buffers import SMALLEST_BUFFER, BufferPool
-from reader.feeds import Cursor, Feed, Feeds, OpenFeed, Window
-from reader.runs import InvalidRecordError, Parsed, Run
+from reader.feeds import Feed, Feeds, Window
+from reader.runs import Run
 
 _LOG = logging.getLogger("reader")
 
@@ -46,22 +45,6 @@ _STALL_WARNING_S = 30.0  # then the log says what a batch waits for: under tf.da
 _JOIN_TIMEOUT_S = 0.5  # for all threads when the process exits; those blocked on storage are abandoned
 
 
-class Batch(NamedTuple):
-    """One finished batch of b records.
-
-    Attributes:
-        images: uint8 [b, height, width, channels], 64-byte aligned; or a list of objects.
-        labels: int64 [b], class ids.
-        weights: float32 [b], 0 for padding and for records skipped in evaluation.
-        features: for each record the values of the features that were asked for.
-    """
-
-    images: npt.NDArray[np.uint8] | list[Any]
-    labels: npt.NDArray[np.int64]
-    weights: npt.NDArray[np.float32]
-    features: list[tuple[Any, ...]]
-
-
 class _FailedRun(NamedTuple):
     """Takes the place of a run that couldn't be read: every record of it raises the error."""
 
@@ -71,36 +54,55 @@ class _FailedRun(NamedTuple):
         raise self.error
 
 
-class _PendingBatch:
-    """A batch in flight.
+class Batch:
+    """b records, which threads decode.
 
     Args:
         parts: which of its rows are from which feed.
         shape: of an image, see `Rows`.
         pool: where memory comes from.
+
+    Attributes:
+        images: uint8 [b, height, width, channels], 64-byte aligned; or a list of objects.
+        labels: int64 [b], class ids.
+        weights: float32 [b], 0 for padding and for substitutes of corrupt records.
+        features: for each record the values of the features that were asked for.
     """
 
     def __init__(
-        self, parts: Sequence[tuple[OpenFeed, RowNumbers]], shape: tuple[int, int, int] | None, pool: BufferPool
+        self, parts: Sequence[tuple[Feed, RowNumbers]], shape: tuple[int, int, int] | None, pool: BufferPool
     ) -> None:
         self.parts = [part for part in parts if part[1]]  # those with rows that are not taken yet
         size = sum(len(rows) for _, rows in self.parts)
         self.images: Any = [None] * size if shape is None else pool.array((size, *shape))
         self.labels = np.empty(size, np.int64)
-        self.weights = np.ones(size, np.float32)
+        self.weights = np.empty(size, np.float32)
         self.features: list[tuple[Any, ...]] = [()] * size
         self.size, self.taken, self.unfinished = size, 0, size
         self.error: tuple[int, BaseException] | None = None  # of the first row that has one
 
-    def fail(self, row: int, error: BaseException) -> None:
-        if self.error is None or row < self.error[0]:
-            self.error = row, error
+    def take(self) -> _Piece | None:
+        """Rows of the first feed whose window is there; None if there is none."""
+        at = next((at for at, (feed, _) in enumerate(self.parts) if not feed.windows[0].unread), None)
+        if at is None:
+            return None
+        feed, rows = self.parts[at]
+        window = feed.windows[0]
+        count = min(PIECE_ROWS, len(rows), len(window.numbers) - window.taken)
+        piece = _Piece(self, rows[:count], window, window.taken)
+        self.parts[at : at + 1] = [(feed, rows[count:])] if count < len(rows) else []
+        self.taken += count
+        window.taken += count
+        feed.ahead -= count
+        if window.taken == len(window.numbers):
+            feed.windows.popleft()
+        return piece
 
 
 class _Piece(NamedTuple):
     """Some rows of a batch, which are records [first, first + number of rows) of a window."""
 
-    batch: _PendingBatch
+    batch: Batch
     rows: RowNumbers
     window: Window
     first: int
@@ -112,27 +114,21 @@ class Engine:
     Args:
         feeds: what is read.
         sizes: records of each batch.
-        parts: for each batch the rows of each feed; None if there is one feed only.
-        seed: of the order, which augmentation and substitutes follow.
-        for_training: whether a substitute counts (weight 1) or not (0: evaluation).
+        parts: for each batch the rows of each feed.
         threads: how many decode.
         pool: where memory comes from.
     """
 
     def __init__(
         self,
-        feeds: Sequence[Feed],
+        feeds: Feeds,
         sizes: Sequence[int],
-        parts: Iterator[Sequence[RowNumbers]] | None = None,
+        parts: Iterator[Sequence[RowNumbers]],
         *,
         threads: int,
         pool: BufferPool,
-        seed: int = 0,
-        for_training: bool = True,
     ) -> None:
-        self._feeds = Feeds(feeds, sum(sizes), seed)
-        self._parts = ([range(size)] for size in sizes) if parts is None else parts
-        self._for_training, self._pool, self._shape = for_training, pool, feeds[0].rows.shape
+        self._feeds, self._parts, self._pool, self._shape = feeds, parts, pool, feeds.all[0].rows.shape
         self._left, self._decoders = len(sizes), threads
         self.threads: list[threading.Thread] = []
         # Reentrant: memory taken under it may start a garbage collection, which may drop this engine's own iterator.
@@ -140,7 +136,7 @@ class Engine:
         self._work = threading.Condition(self._lock)  # for decode threads
         self._finished = threading.Condition(self._lock)  # for the consumer
         self._reads: queue.SimpleQueue[tuple[Window, int] | None] = queue.SimpleQueue()
-        self._batches: deque[_PendingBatch] = deque()  # begun or finished, not handed out
+        self._batches: deque[Batch] = deque()  # begun or finished, not handed out
         largest = max(sizes, default=1)
         is_large = largest * math.prod(self._shape or ()) > _LARGE_BATCH_BYTES
         self._max_batches = (1 if is_large else _BATCHES_AHEAD) + -(-threads * PIECE_ROWS // largest)
@@ -213,52 +209,32 @@ class Engine:
 
     def _decode(self, piece: _Piece) -> None:
         batch, window, rows = piece.batch, piece.window, piece.rows
-        feed, images, seeds, labels, row = window.feed, batch.images, window.seeds, [], rows[0]
-        decode, records = feed.rows.decode, range(piece.first, piece.first + len(rows))
+        images, records, row = batch.images, range(piece.first, piece.first + len(rows)), rows[0]
+        labels, weights = list[int](), list[int]()
         try:
             # All are parsed, then all decoded: between two decodes a thread then needs the GIL for 2 µs instead of 10.
-            for row, at, record in zip(rows, records, self._parse(window, records), strict=True):
+            for row, at, record in zip(rows, records, window.parsed(records), strict=True):
                 if self._is_closed:
                     return
-                if isinstance(record, tuple):
-                    encoded, label, values = record
-                    try:
-                        image = decode(encoded, images[row], seeds[at])
-                    except InvalidRecordError as error:
-                        record = window.located(at, error)
-                if not isinstance(record, tuple):  # corrupt
-                    if feed.skips is None:
-                        raise record
-                    number = window.numbers[at]
-                    feed.skips.add(number, record)
-                    label, values, image = feed.substitutes.fill(number, window.epoch, images[row], seeds[at])
-                    batch.weights[row] = self._for_training
+                label, values, image, weight = window.decode(at, record, images[row])
                 labels.append(label)
+                weights.append(weight)
                 if image is not None:
                     images[row] = image
                 if values:
                     batch.features[row] = values
         except BaseException as error:  # the consumer gets it after all batches before this one
             with self._lock:
-                batch.fail(row, error)
-                self._stop_after_error()
+                if batch.error is None or row < batch.error[0]:
+                    batch.error = row, error
+                # Nothing after it is decoded; decoding of everything before it has begun already.
+                self._feeds.stop()
+                self._left, last = 0, self._batches[-1]
+                last.unfinished -= last.size - last.taken
+                last.size = last.taken
             return
         index = slice(rows.start, rows.stop) if isinstance(rows, range) else rows
-        batch.labels[index] = labels
-        if not window.weight:
-            batch.weights[index] = 0
-
-    def _parse(self, window: Window, records: range) -> list[Parsed | CorruptRecordError]:
-        """Records of a window, parsed; for each corrupt one its error."""
-        parse, runs = window.feed.rows.parse, window.loaded
-        run_of, index_in_run = window.run_of, window.index_in_run
-        parsed: list[Parsed | CorruptRecordError] = []
-        for at in records:
-            try:
-                parsed.append(parse(runs[run_of[at]].record(index_in_run[at])))
-            except (CorruptRecordError, InvalidRecordError) as error:
-                parsed.append(window.located(at, error))
-        return parsed
+        batch.labels[index], batch.weights[index] = labels, weights
 
     def _next_piece(self, done: _Piece | None) -> _Piece | None:
         """The next rows to decode, after those of `done`; None if there are no more."""
@@ -269,48 +245,24 @@ class Engine:
                 batch = self._open_batch()
                 if batch is None and not self._left:
                     break
-                if batch is not None and (piece := self._take_rows(batch)) is not None:
+                if batch is not None and (piece := batch.take()) is not None:
+                    if piece.window.feed.is_due():
+                        self._request()
                     return piece
                 self._work.wait()
             self._work.notify_all()  # the others have nothing to wait for either
             return None
 
-    def _open_batch(self) -> _PendingBatch | None:
+    def _open_batch(self) -> Batch | None:
         """The batch that has rows left to decode, or a new one; None if there is no room or no batch is left."""
         if self._batches and self._batches[-1].taken < self._batches[-1].size:
             return self._batches[-1]
         if not self._left or len(self._batches) >= self._max_batches:
             return None
         self._left -= 1
-        parts = list(zip(self._feeds.open, next(self._parts), strict=True))
-        self._batches.append(_PendingBatch(parts, self._shape, self._pool))
+        parts = list(zip(self._feeds.all, next(self._parts), strict=True))
+        self._batches.append(Batch(parts, self._shape, self._pool))
         return self._batches[-1]
-
-    def _take_rows(self, batch: _PendingBatch) -> _Piece | None:
-        """Rows of the first feed whose window is there; None if there is none."""
-        at = next((at for at, (feed, _) in enumerate(batch.parts) if not feed.windows[0].unread), None)
-        if at is None:
-            return None
-        feed, rows = batch.parts[at]
-        window = feed.windows[0]
-        count = min(PIECE_ROWS, len(rows), len(window.numbers) - window.taken)
-        piece = _Piece(batch, rows[:count], window, window.taken)
-        batch.parts[at : at + 1] = [(feed, rows[count:])] if count < len(rows) else []
-        batch.taken += count
-        window.taken += count
-        feed.ahead -= count
-        if window.taken == len(window.numbers):
-            feed.windows.popleft()
-        if feed.is_due():
-            self._request()
-        return piece
-
-    def _stop_after_error(self) -> None:
-        """Decode nothing after an error; decoding of everything before it has begun already."""
-        self._feeds.stop()
-        self._left, last = 0, self._batches[-1]
-        last.unfinished -= last.size - last.taken
-        last.size = last.taken
 
     def _finish(self, piece: _Piece) -> None:
         batch, window = piece.batch, piece.window
@@ -342,11 +294,7 @@ class Engine:
             self._work.notify(-(-batch.size // PIECE_ROWS))
         if batch.error is not None:
             raise batch.error[1]
-        return Batch(batch.images, batch.labels, batch.weights, batch.features)
-
-    def cursors(self) -> list[Cursor]:
-        """Where the next engine continues each feed, once the last batch was handed out."""
-        return self._feeds.cursors()
+        return batch
 
 
 # Engines whose threads run. They are ended before the interpreter exits: a thread that returns from C++ or Rust while

@@ -75,8 +75,6 @@ def read_features(record: bytes, features: Mapping[str, Feature]) -> tuple[Any, 
     Raises:
         ValueError: it is no Example, or it lacks a feature or has it in another type or length.
     """
-    if not features:
-        return ()
     parsed = parse_example(record)
     return tuple(_value(name, parsed.get(name), feature) for name, feature in features.items())
 

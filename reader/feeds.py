@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from beam_pipeline.errors import CorruptRecordError
 from beam_pipeline.text import plural
 from reader import order
-from reader.runs import InvalidRecordError, Rows, Run, RunReader
+from reader.runs import InvalidRecordError, Parsed, Rows, RunReader
 from reader.skips import Skips, Substitutes
 
 # Undecoded bytes read ahead of decoding: remote, two or three windows, of which 32 runs are in flight: more than 20,000
@@ -18,10 +18,17 @@ _REMOTE_BYTES_AHEAD = 32 << 20
 
 
 class Source(NamedTuple):
-    """The records of a split string and how they are read."""
+    """The records of a split string and how they are read.
+
+    Attributes:
+        reader: of their runs.
+        skips: counts the records that are skipped; None to raise.
+        epochs: a seed → what each epoch of training reads.
+    """
 
     reader: RunReader
-    skips: Skips | None  # counts the records that are skipped; None to raise
+    skips: Skips | None
+    epochs: Callable[[int], order.Epochs]
 
 
 class Cursor(NamedTuple):
@@ -36,36 +43,23 @@ class Cursor(NamedTuple):
     window: Window | None = None
 
 
-class Feed(NamedTuple):
+class Feed:
     """Records of one source that an engine reads; a mix has several.
 
-    Attributes:
+    Args:
         source: of the records.
         rows: how each is parsed and decoded.
         cursor: which records, in order: at least as many as the batches hold of it.
         records: how many the batches hold of it.
-    """
-
-    source: Source
-    rows: Rows
-    cursor: Cursor
-    records: int
-
-
-class OpenFeed:
-    """A feed whose windows are in flight.
-
-    Args:
-        feed: what is read.
-        share: records of it in the batches, as a share of all.
+        share: of all records of the batches.
         seed: of the order.
     """
 
-    def __init__(self, feed: Feed, share: float, seed: int) -> None:
-        (self.reader, self.skips), self.rows, (self.upcoming, window), records = feed
+    def __init__(self, source: Source, rows: Rows, cursor: Cursor, records: int, share: float, seed: int) -> None:
+        (self.reader, self.skips, _), (self.upcoming, window), self.rows = source, cursor, rows
         self.seed, self._share = seed, share
         self.substitutes = Substitutes(self.reader, self.rows, seed)
-        self.windows: deque[Window] = deque()
+        self.windows: deque[Window] = deque()  # in flight
         if window is not None:
             window.feed = self  # it was another engine's
             self.windows.append(window)
@@ -92,7 +86,7 @@ class OpenFeed:
 class Window:
     """A window in flight. Of each record, lists have its number, its seed, its piece and its index in that piece."""
 
-    def __init__(self, window: order.Window, feed: OpenFeed) -> None:
+    def __init__(self, window: order.Window, feed: Feed) -> None:
         numbers = window.numbers % feed.reader.table.total
         self.pieces, run_of, index = feed.reader.pieces_of(numbers)
         self.feed, self.epoch, self.weight = feed, window.epoch, window.weight
@@ -107,30 +101,51 @@ class Window:
         self.taken = 0  # rows handed to decode threads
         self.unfinished = len(self.numbers)
 
-    def located(self, at: int, error: CorruptRecordError | InvalidRecordError) -> CorruptRecordError:
-        """The error of one of its records, with file, record and byte offset."""
-        run: Run = self.loaded[self.run_of[at]]
-        return run.located(self.index_in_run[at], error)
+    def parsed(self, records: range) -> list[Parsed | CorruptRecordError]:
+        """Some of its records, parsed; for each corrupt one its error, with file, record and byte offset."""
+        parse, runs, run_of, index_in_run = self.feed.rows.parse, self.loaded, self.run_of, self.index_in_run
+        parsed: list[Parsed | CorruptRecordError] = []
+        for at in records:
+            try:
+                parsed.append(parse(runs[run_of[at]].record(index_in_run[at])))
+            except (CorruptRecordError, InvalidRecordError) as error:
+                parsed.append(self._located(at, error))
+        return parsed
+
+    def decode(self, at: int, record: Parsed | CorruptRecordError, row: Any) -> tuple[int, tuple[Any, ...], Any, int]:
+        """Decode a parsed record into a row of a batch, or another one if it is corrupt and those are skipped.
+
+        Returns:
+            (class id, features, image) as `Rows` gives them, and its weight.
+        """
+        feed, seed = self.feed, self.seeds[at]
+        if isinstance(record, tuple):
+            encoded, label, values = record
+            try:
+                return label, values, feed.rows.decode(encoded, row, seed), self.weight
+            except InvalidRecordError as error:
+                record = self._located(at, error)
+        if feed.skips is None:
+            raise record
+        feed.skips.add(self.numbers[at], record)
+        return *feed.substitutes.fill(self.numbers[at], self.epoch, row, seed), 0
+
+    def _located(self, at: int, error: CorruptRecordError | InvalidRecordError) -> CorruptRecordError:
+        located: CorruptRecordError = self.loaded[self.run_of[at]].located(self.index_in_run[at], error)
+        return located
 
 
 class Feeds:
-    """All feeds of an engine, whose lock is held by who calls.
+    """All feeds of an engine, whose lock is held by who calls."""
 
-    Args:
-        feeds: what is read.
-        rows: of all batches.
-        seed: of the order.
-    """
-
-    def __init__(self, feeds: Sequence[Feed], rows: int, seed: int) -> None:
-        self.open = [OpenFeed(feed, feed.records / max(1, rows), seed) for feed in feeds]
-        self.is_remote = any(feed.reader.is_remote for feed in self.open)
-        self._bytes_ahead = sum(window.bytes for feed in self.open for window in feed.windows)
+    def __init__(self, feeds: Sequence[Feed]) -> None:
+        self.all, self.is_remote = feeds, any(feed.reader.is_remote for feed in feeds)
+        self._bytes_ahead = sum(window.bytes for feed in feeds for window in feed.windows)
 
     def next_window(self) -> Window | None:
         """The window to read now; None while enough is read: of each feed the current one and the next, at least."""
-        wanted = [feed for feed in self.open if feed.to_request > 0]
-        feed = min(wanted, key=OpenFeed.turn, default=None)
+        wanted = [feed for feed in self.all if feed.to_request > 0]
+        feed = min(wanted, key=Feed.turn, default=None)
         if feed is None or not (feed.is_due() or (self.is_remote and self._bytes_ahead < _REMOTE_BYTES_AHEAD)):
             return None
         window = feed.next_window()
@@ -144,22 +159,22 @@ class Feeds:
 
     def stop(self) -> None:
         """Ask for no more windows."""
-        for feed in self.open:
+        for feed in self.all:
             feed.to_request = 0
 
     def close(self) -> None:
         """Stop and drop the windows, which refer to their feed: no cycle keeps their memory."""
         self.stop()
-        for feed in self.open:
+        for feed in self.all:
             feed.windows.clear()
 
     def cursors(self) -> list[Cursor]:
-        """Where another engine continues each feed."""
-        return [Cursor(feed.upcoming, feed.windows[0] if feed.windows else None) for feed in self.open]
+        """Where another engine continues each feed, once the last batch was handed out."""
+        return [Cursor(feed.upcoming, feed.windows[0] if feed.windows else None) for feed in self.all]
 
     def waits_for(self) -> str:
         """What the next rows wait for, in words."""
-        windows = (feed.windows[0] for feed in self.open if feed.windows)
+        windows = (feed.windows[0] for feed in self.all if feed.windows)
         window = next((window for window in windows if window.unread), None)
         if window is None:
             return "decoding"

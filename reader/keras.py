@@ -205,8 +205,7 @@ class Resume(keras.callbacks.Callback):  # type: ignore[misc]
         except ValueError as error:
             raise UsageError(f"{self._given} holds another run: {error}; choose another folder") from None
         self.step = self._saved_step = state.position.step
-        self._random = list[Any]()
-        self._watched: Any = None  # the CallbackList of the callbacks, while it fits
+        self._random, self._is_training = list[Any](), False
 
     def fit(
         self,
@@ -230,7 +229,7 @@ class Resume(keras.callbacks.Callback):  # type: ignore[misc]
         """
         if unknown := sorted(more.keys() - {*_PASSED_ON}):
             raise UsageError(f"resume.fit takes no {unknown[0]}, only {', '.join(_PASSED_ON)} of Keras' fit")
-        if self._watched is not None:
+        if self._is_training:
             raise UsageError("the last fit was interrupted: make a new Resume, which continues from the last save")
         if getattr(model.optimizer, "use_ema", False):
             raise UsageError("use_ema would replace the weights at the end of each epoch: leave it out")
@@ -238,37 +237,18 @@ class Resume(keras.callbacks.Callback):  # type: ignore[misc]
         validation = None if evals is None else evaluate_arguments(evals)["x"]
         history, given, epochs = keras.callbacks.History(), list(callbacks), integer("epochs", epochs, 1)
         self._restore(model, given)
-        watched = keras.callbacks.CallbackList(
-            [history, *given],
-            add_progbar=verbose != 0,
-            model=model,
-            verbose=verbose,
-            epochs=epochs,
-            steps=len(self._batches),
-        )
-        self._epochs, self._watched, model.stop_training = epochs, watched, self._is_stopped
+        self.set_model(model)
         if self._is_stopped or self.epoch >= epochs:
-            by, fix = (
-                ("by EarlyStopping", "choose another folder") if self._is_stopped else ("as asked", "raise epochs")
-            )
+            by = "by EarlyStopping" if self._is_stopped else "as asked"
+            fix = "choose another folder" if self._is_stopped else "raise epochs"
             said = "%s is finished after epoch %d, %s: nothing is trained; %s to train on"
             _LOG.warning(said, self._given, self.epoch, by, fix)
-        watched.on_train_begin()
-        while self.epoch < epochs and not model.stop_training:  # each epoch is a `fit`, so the rest of one can be, too
-            model.fit(
-                loop_of(self._batches),
-                initial_epoch=self.epoch,
-                epochs=self.epoch + 1,
-                validation_data=validation,
-                shuffle=False,
-                callbacks=[self],
-                verbose=0,
-                **more,
-            )
-        watched.on_train_end()
+        watched = _Epochs(self, [history, *given], epochs, verbose)
+        model.stop_training, self._is_training = self._is_stopped, True
+        watched.train(validation_data=validation, **more)
         if self._is_stopped and history.epoch:
             self._save(self._batches.next_loop, {"loss": history.history["loss"][-1]})  # of restored weights, too
-        self._watched, model.history = None, history
+        self._is_training = False
         return history
 
     def _restore(self, model: Any, callbacks: list[Any]) -> None:
@@ -291,57 +271,9 @@ class Resume(keras.callbacks.Callback):  # type: ignore[misc]
             names = ", ".join(type(one).__name__ for one in callbacks)
             _LOG.warning("continuing after step %d: what callbacks count (%s) begins here", self.step, names)
 
-    # --- Keras calls these in each epoch
-
     def on_train_begin(self, logs: Any = None) -> None:
         """Refuse another trainer's loop."""
-        if self._watched is None:
-            raise UsageError("model.fit(callbacks=[resume]) doesn't resume: call resume.fit(model, …)")
-
-    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        self._begin, self._done = self._batches.next_loop, 0
-        self._watched.on_epoch_begin(epoch, logs)
-
-    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
-        if self._random:  # PyTorch's DataLoader, which Keras makes for each epoch, has drawn one
-            set_torch_random(self._random)
-            self._random = []
-        self._watched.on_train_batch_begin(self._begin.step + batch, logs)
-
-    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        self._done = batch + 1
-        self.step = self._begin.position.step + self._done
-        self._watched.on_train_batch_end(self._begin.step + batch, logs)
-        if self._is_due() and self._begin.step + self._done < len(self._batches):  # else after the validation
-            self._save(self._batches.state(self._begin, self._done), logs)
-
-    def on_test_begin(self, logs: Any = None) -> None:
-        self._watched.on_test_begin(logs)
-
-    def on_test_batch_begin(self, batch: int, logs: Any = None) -> None:
-        self._watched.on_test_batch_begin(batch, logs)
-
-    def on_test_batch_end(self, batch: int, logs: Any = None) -> None:
-        self._watched.on_test_batch_end(batch, logs)
-
-    def on_test_end(self, logs: Any = None) -> None:
-        self._watched.on_test_end(logs)
-
-    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        if has_ended := self._begin.step + self._done == len(self._batches):
-            state = self._batches.loop_after(self._begin)
-        else:
-            state = self._batches.state(self._begin, self._done)  # a callback has stopped it
-        self._batches.restore(state)
-        self.epoch += has_ended
-        self._watched.on_epoch_end(epoch, logs)
-        self._random = torch_random()
-        self._is_stopped = any(
-            isinstance(one, keras.callbacks.EarlyStopping) and one.stopped_epoch > 0 for one in self._watched.callbacks
-        )
-        is_last = self.epoch >= self._epochs or self.model.stop_training
-        if (self._is_due() or is_last) and not self._is_stopped:
-            self._save(state, logs)
+        raise UsageError("model.fit(callbacks=[resume]) doesn't resume: call resume.fit(model, …)")
 
     def _is_due(self) -> bool:
         return self.step // self._every > self._saved_step // self._every
@@ -354,6 +286,64 @@ class Resume(keras.callbacks.Callback):  # type: ignore[misc]
         # Where JAX trains, `self.model` brings its variables up to date.
         progress = {"state": state.to_dict(), "epoch": self.epoch, "is_stopped": self._is_stopped}
         self._saves.write(self.step, pack_state(self.model, progress, torch_random()))
+
+
+class _Epochs(keras.callbacks.CallbackList):  # type: ignore[misc]
+    """The callbacks of a `Resume.fit`, which see one training: Keras calls these in a `fit` for each epoch."""
+
+    def __init__(self, resume: Resume, callbacks: list[Any], epochs: int, verbose: int | str) -> None:
+        more = {"verbose": verbose, "epochs": epochs, "steps": len(resume._batches)}
+        super().__init__(callbacks, add_progbar=verbose != 0, model=resume.model, **more)
+        self._resume, self._epochs = resume, epochs
+
+    def train(self, **more: Any) -> None:
+        """Train until all epochs have ended; `more` is of Keras' `fit`."""
+        resume = self._resume
+        super().on_train_begin()
+        while resume.epoch < self._epochs and not self.model.stop_training:  # the rest of an epoch can be a `fit`, too
+            more |= {"initial_epoch": resume.epoch, "epochs": resume.epoch + 1, "verbose": 0}
+            self.model.fit(loop_of(resume._batches), callbacks=self, shuffle=False, **more)
+        super().on_train_end()
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        pass  # of an epoch
+
+    def on_train_end(self, logs: Any = None) -> None:
+        pass
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        self._begin, self._done = self._resume._batches.next_loop, 0
+        super().on_epoch_begin(epoch, logs)
+
+    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+        if self._resume._random:  # PyTorch's DataLoader, which Keras makes for each epoch, has drawn one
+            set_torch_random(self._resume._random)
+            self._resume._random = []
+        super().on_train_batch_begin(self._begin.step + batch, logs)
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        resume, self._done = self._resume, batch + 1
+        resume.step = self._begin.position.step + self._done
+        super().on_train_batch_end(self._begin.step + batch, logs)
+        if resume._is_due() and self._begin.step + self._done < len(resume._batches):  # else after the validation
+            resume._save(resume._batches.state(self._begin, self._done), logs)
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        resume, batches = self._resume, self._resume._batches
+        if has_ended := self._begin.step + self._done == len(batches):
+            state = batches.loop_after(self._begin)
+        else:
+            state = batches.state(self._begin, self._done)  # a callback has stopped it
+        batches.restore(state)
+        resume.epoch += has_ended
+        super().on_epoch_end(epoch, logs)
+        resume._random = torch_random()
+        resume._is_stopped = any(
+            isinstance(one, keras.callbacks.EarlyStopping) and one.stopped_epoch > 0 for one in self.callbacks
+        )
+        is_last = resume.epoch >= self._epochs or self.model.stop_training
+        if (resume._is_due() or is_last) and not resume._is_stopped:
+            resume._save(state, logs)
 
 
 def _progress(document: Mapping[str, Any]) -> tuple[State, int, bool]:

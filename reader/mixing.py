@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeAlias, cast
 
 import numpy as np
+import numpy.typing as npt
 
 from beam_pipeline.errors import UsageError
 from beam_pipeline.text import first_few, meant
@@ -23,9 +24,10 @@ from reader.features import warn_once
 from reader.hosts import Host, integer
 from reader.info import load_info
 from reader.position import WINDOW_RUNS, MixPosition, MixSource, RowPhase
+from reader.rows import Part
 from reader.select import select
 from reader.shares import MAX_PERIOD, begins
-from reader.stream import Part, State, TrainBatches
+from reader.stream import State, TrainBatches
 
 _OF_SOURCE = ("dataset", "split", "classes", "where")
 _BATCHES_AT_ONCE = 32  # whose rows are dealt
@@ -155,21 +157,19 @@ class MixBatches(TrainBatches):
     def _steps_of(self, global_batch_size: int) -> int:
         return -(-self.start.records // global_batch_size)
 
-    def _first_row(self, begin: State) -> int:
-        """The row of the weights' rule that this host reads first in a loop."""
-        return int(begins(self.start.rule, self.hosts)[self.host]) + cast(MixPosition, begin.position).row
+    def _deal(self, begin: State, turn: tuple[int, int]) -> tuple[list[list[int]], Iterator[Sequence[RowNumbers]]]:
+        # The row of the weights' rule that this host reads first, then where each batch ends.
+        first = int(begins(self.start.rule, self.hosts)[self.host]) + cast(MixPosition, begin.position).row
+        ends = first + self.batch_size * np.arange(len(self.sizes(begin.step)) + 1)
+        by_part = [np.diff(self.start.rule.count(part, ends)).tolist() for part in range(len(self._parts))]
+        return by_part, self._rows_by_part(ends[turn[0] : -1 : turn[1], None])
 
-    def _sizes_by_part(self, begin: State) -> list[list[int]]:
-        ends = self._first_row(begin) + self.batch_size * np.arange(len(self.sizes(begin.step)) + 1)
-        return [np.diff(self.start.rule.count(part, ends)).tolist() for part in range(len(self._parts))]
-
-    def _rows_by_part(self, begin: State, turn: tuple[int, int]) -> Iterator[Sequence[RowNumbers]]:
-        first, parts = self._first_row(begin), range(len(self._parts))
-        numbers = np.arange(len(self.sizes(begin.step)))[turn[0] :: turn[1], None]
-        for at in range(0, len(numbers), _BATCHES_AT_ONCE):
-            rows = first + numbers[at : at + _BATCHES_AT_ONCE] * self.batch_size + np.arange(self.batch_size)
+    def _rows_by_part(self, first: npt.NDArray[np.int64]) -> Iterator[Sequence[RowNumbers]]:
+        """For each batch the rows of each part; `first`: int64 [batches, 1], the rule's number of its first row."""
+        for at in range(0, len(first), _BATCHES_AT_ONCE):
+            rows = first[at : at + _BATCHES_AT_ONCE] + np.arange(self.batch_size)
             for sources in self.start.rule.sources(rows.ravel()).reshape(rows.shape):
-                yield [np.flatnonzero(sources == part).tolist() for part in parts]
+                yield [np.flatnonzero(sources == part).tolist() for part in range(len(self._parts))]
 
 
 MixBatches._build = mix

@@ -82,9 +82,14 @@ class _Steps:
     step: int
 
     @property
+    def parts(self) -> Sequence[Any]:
+        """Each of its sources by itself."""
+        raise NotImplementedError
+
+    @property
     def records_read(self) -> int:
         """Records that were read since the run first began."""
-        raise NotImplementedError
+        return sum(part.epoch * part.records + part.read for part in self.parts)
 
     @property
     def batches_read(self) -> int:
@@ -147,7 +152,6 @@ class Position(_Steps, Struct, frozen=True, tag_field="format", tag=1, forbid_un
 
     @property
     def parts(self) -> list[Position]:
-        """Each of its sources by itself: there is one."""
         return [self]
 
     @property
@@ -159,11 +163,6 @@ class Position(_Steps, Struct, frozen=True, tag_field="format", tag=1, forbid_un
     def read(self) -> int:
         """Records of the epoch that were read."""
         return sum(phase.read for phase in self.phases)
-
-    @property
-    def records_read(self) -> int:
-        """Records that were read since the run first began."""
-        return self.epoch * self.records + self.read
 
     def after(self, steps: Any) -> Position:
         last, steps = self.phases[-1], integer("steps", steps, 0)
@@ -293,16 +292,10 @@ class MixPosition(_Steps, Struct, frozen=True, tag_field="format", tag=2, forbid
 
     @property
     def parts(self) -> list[Part]:
-        """Each source by itself."""
         return [
             Part(one.records, self.seed, one.epoch, tuple(Dealing(self.rule, at, *astuple(p)) for p in one.phases))
             for at, one in enumerate(self.sources)
         ]
-
-    @property
-    def records_read(self) -> int:
-        """Records that were read since the run first began."""
-        return sum(part.epoch * part.records + part.read for part in self.parts)
 
     def after(self, steps: Any) -> MixPosition:
         hosts, steps = self.hosts, integer("steps", steps, 0)

@@ -3,40 +3,24 @@
 from __future__ import annotations
 
 import copy
-import logging
 import reprlib
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import partial
-from typing import Annotated, Any, ClassVar, NamedTuple, Self
+from typing import Annotated, Any, ClassVar, Self
 
-import numpy as np
-import numpy.typing as npt
 from msgspec import Meta, Struct, json
 
-from beam_pipeline.errors import ImageShardsError, UsageError
-from beam_pipeline.schema.manifest import FOREIGN_KEY
+from beam_pipeline.errors import UsageError
 from beam_pipeline.text import one_line
 from reader import order
-from reader.balance import Balance, Weights
 from reader.buffers import BufferPool
-from reader.cache import Cache, open_cache
-from reader.engine import Batch, Engine, RowNumbers
-from reader.features import Feature, note_boxes, pick_features, stacked
-from reader.feeds import Cursor, Feed, Source
+from reader.engine import Engine, RowNumbers
+from reader.feeds import Cursor, Feed, Feeds, Source
 from reader.hosts import Host, batch_size_of, integer, share_of_host
-from reader.info import DatasetInfo
 from reader.machine import cpu_count
-from reader.pixels import ImageDecoder
-from reader.position import WINDOW_RUNS, AnyPosition, MixPosition, Position
-from reader.rows import RecordRows
-from reader.runs import RunReader, SelectedTable
-from reader.select import Selection
-from reader.skips import Skips
+from reader.position import WINDOW_RUNS, AnyPosition, Position
+from reader.rows import Content, Part, RecordRows, check_same
 
-_LOG = logging.getLogger("reader")
-
-NOT_PADDED = " without padding"  # in the source of an evaluation's position: other steps
 Element = tuple[Any, ...]  # of a batch: inputs, labels, and in evaluation weights
 
 
@@ -96,22 +80,24 @@ class BatchIterator(Iterator[Element]):
         self._batches, self._adapt, self._is_endless = batches, adapt, is_endless
         self._begin: State | None = None  # where this loop began
         self._elements: Iterator[Element] = iter(())
-        self._handed_out = self._left = 0  # batches
+        self._handed_out = self._size = 0  # batches, of this loop
         self._is_exhausted = False
 
     def __next__(self) -> Element:
-        if self._begin is None:
-            self._start()
-        while not self._left:
-            self._is_exhausted = not self._is_endless
+        while self._begin is None or self._handed_out == self._size:
+            self._is_exhausted = self._begin is not None and not self._is_endless
             if self._is_exhausted:
                 raise StopIteration
-            self._start()
+            begin = self._begin = self._batches.next_loop
+            self._handed_out, self._size = 0, len(self._batches.sizes(begin.step))
+            self._elements = self._adapt(self._batches.read(begin))
+            if not self._size:  # a state saved after the last batch of an iteration
+                self._batches.end(begin)
         element = next(self._elements)  # after an error this is StopIteration
         self._handed_out += 1
-        self._left -= 1
-        if not self._left:
-            self._end()
+        if self._handed_out == self._size:
+            self.close()
+            self._batches.end(self._begin)
         return element
 
     def close(self) -> None:
@@ -122,13 +108,15 @@ class BatchIterator(Iterator[Element]):
         """The state as JSON, under 10 kB: after the batch that was handed out last."""
         return self._state().to_json()
 
-    def set_state(self, state: bytes | str) -> None:
+    def set_state(self, state: bytes | str | Mapping[str, Any]) -> None:
         """Go on after the state: this iterator with the rest of its iteration, the batches with what follows it.
 
         Raises:
             UsageError, ValueError: it is no state, or another dataset's or seed's.
         """
-        self._restore(state)
+        self._batches.restore(State.parse(state))
+        self.close()
+        self._begin = None
 
     def start_prefetch(self) -> None:
         """Grain's checkpoint handler calls this after `set_state`; reading ahead begins with the first batch."""
@@ -139,7 +127,7 @@ class BatchIterator(Iterator[Element]):
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """As `set_state`, from a dictionary."""
-        self._restore(state)
+        self.set_state(state)
 
     def _state(self) -> State:
         if self._begin is None:
@@ -148,164 +136,42 @@ class BatchIterator(Iterator[Element]):
             return self._batches.loop_after(self._begin)
         return self._batches.state(self._begin, self._handed_out)
 
-    def _restore(self, saved: bytes | str | Mapping[str, Any]) -> None:
-        self._batches.restore(State.parse(saved))
-        self.close()
-        self._begin = None
-
-    def _start(self) -> None:
-        self._begin = self._batches.next_loop
-        self._handed_out, self._is_exhausted = 0, False
-        self._left = len(self._batches.sizes(self._begin.step))
-        self._elements = self._adapt(self._batches.read(self._begin))
-        if not self._left:  # a state saved after the last batch of an iteration
-            self._end()
-
-    def _end(self) -> None:
-        self.close()
-        if self._begin is not None:
-            self._batches.end(self._begin)
-
-
-class Part(NamedTuple):
-    """Records of one dataset that batches are made of.
-
-    Attributes:
-        info, split: the dataset and its split string.
-        selection: those that are read; None for all.
-        balance: how often; None for once an epoch.
-    """
-
-    info: DatasetInfo
-    split: str
-    selection: Selection | None = None
-    balance: Weights | None = None
-
-    def __str__(self) -> str:
-        return f"{self.info.name} {self.info.version} {self.split}"
-
-    @property
-    def source(self) -> str:
-        """Names the records, their order and their runs, as a position does."""
-        selected = "" if self.selection is None else f" selection {self.selection.digest}"
-        return (
-            self.info.source(self.split)
-            + selected
-            + ("" if self.balance is None else f" balance {self.balance.digest}")
-        )
-
-    @property
-    def records(self) -> int:
-        """Records in an epoch."""
-        if self.balance is not None:
-            return self.balance.records
-        return self.info.records(self.split) if self.selection is None else self.selection.size
-
-    @property
-    def classes(self) -> tuple[str, ...]:
-        """Names of the classes."""
-        return self.info.classes if self.selection is None else self.selection.classes
-
 
 class _Opened:
     """Open datasets: run indexes, storage clients, buffers, and what an iteration read for the next one."""
 
-    def __init__(self, sources: Sequence[Source], balances: Sequence[Balance | None]) -> None:
-        self.sources, self.balances, self.pool = sources, balances, BufferPool()
-        # Where the next iteration begins → what was read for it. `pop` gives it to one of several threads.
-        self.rest: dict[AnyPosition, list[Cursor]] = {}
+    def __init__(self, sources: Sequence[Source]) -> None:
+        self.sources, self.pool = sources, BufferPool()
+        # Where a host's next iteration begins → what was read for it. `pop` gives it to one of several threads.
+        self.rest: dict[tuple[int, AnyPosition], list[Cursor]] = {}
 
 
-class Batches:
-    """What `train_batches` and `eval_batches` have in common.
+class _Loops:
+    """Where loops over batches stand, as numbers: nothing is open here.
 
-    Args:
-        arguments: of the builder.
-        parts: what is read.
-        start: where the first iteration begins.
-
-    Attributes:
-        start: `Position` where the first iteration begins.
-        classes: names of the classes; a label is an index into it.
-        steps: of one iteration; a batch each, or one for each replica of an InputContext.
-        batch_size: records of a batch.
-        given_host: `host=`, but an `AutoHost` for "auto".
-        host, hosts: number of the host that reads here, and how many read together.
-        shape: (height, width, channels) of an image.
-        features: those that are read in addition to image and class, by name.
-        one_hot_classes: how many, if labels are one-hot; else None.
+    Each iteration is as many steps; one that is resumed begins at a step within it. Here each is the same, as in
+    evaluation; those of training go on where the last one ended.
     """
 
-    _is_training: ClassVar[bool]
-    _build: ClassVar[Callable[..., Batches]]
+    _is_training: ClassVar[bool] = False
 
-    def __init__(self, arguments: Mapping[str, Any], parts: Sequence[Part], start: AnyPosition) -> None:
-        labels, on_error = arguments["labels"], arguments["on_error"]
-        if labels not in ("int", "one_hot"):
-            raise UsageError(f"labels must be int or one_hot, got {labels!r}")
-        if on_error not in ("raise", "skip"):
-            raise UsageError(f"on_error must be raise or skip, got {on_error!r}")
+    def __init__(self, arguments: Mapping[str, Any], start: AnyPosition) -> None:
         self.start = self._beginning = start
         self._arguments = arguments
         self.given_host: Host = arguments["host"]
         self.host, self.hosts, self._replicas = share_of_host(self.given_host)
         self.batch_size = batch_size_of(start.global_batch_size, self.hosts, self._replicas)
         self.steps = self._steps_of(start.global_batch_size)
-        self._parts = parts
-        self.features = _common_features(parts, arguments["features"] or ())
-        self.classes, ids = _join_classes([part.classes for part in parts])
-        self.one_hot_classes = len(self.classes) if labels == "one_hot" else None
-        self._rows = [self._rows_of(part, new) for part, new in zip(parts, ids, strict=True)]
-        self.shape = _common_shape([rows.shape for rows in self._rows])
-        sizes = {size for part in parts for size in (part.info.image.min_size, part.info.image.max_size)}
-        self._moves_pixels = sizes != {self.shape[:2]} or arguments.get("augment") is not None
-        self._convert: Callable[[RecordRows], RecordRows] | None = None
-        self._skips = [Skips() if on_error == "skip" else None for _ in parts]
         self._next = [State(start, 0)]  # where the next loop begins; shared with a copy that is `light`
-        self._opened: _Opened | None = self._open()
-        self._opened_elsewhere: Callable[[], _Opened | None] = lambda: None  # of the batches that this is `light` of
-
-    def __repr__(self) -> str:
-        host = f", host {self.host} of {self.hosts}" if self.hosts > 1 else ""
-        images = f"{self.batch_size} images {'x'.join(map(str, self.shape))}"
-        more = "".join(f", {name}" for name in self.features)
-        return f"{type(self).__name__}({self._name()}{host}: {len(self)} batches of {images}{more})"
-
-    @staticmethod
-    def check_given(given: object, function: str) -> None:
-        """Raise UsageError if a function was given something else than batches."""
-        if not isinstance(given, Batches):
-            raise UsageError(
-                f"imageshards.{function}({type(given).__name__}): give what train_batches or eval_batches returned"
-            )
 
     def __len__(self) -> int:
         """Batches of one iteration."""
         return self.steps * self._replicas
 
-    def __iter__(self) -> BatchIterator:
-        return BatchIterator(self)
-
     def __copy__(self) -> Self:
         new = object.__new__(type(self))
         vars(new).update(vars(self))
         return new
-
-    def __reduce__(self) -> Any:  # another process opens the dataset itself
-        arguments = {**self._arguments, **({"position": self.start} if self._is_training else {})}
-        return _rebuilt, (type(self)._build, arguments, {"_next": self._next, "_convert": self._convert})
-
-    @property
-    def skipped(self) -> int:
-        """How many corrupt records `on_error="skip"` has left out so far, each counted once."""
-        return sum(skips.count for skips in self._skips if skips is not None)
-
-    def light(self) -> Self:
-        """A copy without open files, safe to capture in a function that is never freed: it opens what it reads."""
-        light = copy.copy(self)
-        if self._opened is not None:
-            light._opened, light._opened_elsewhere = None, weakref.ref(self._opened)
-        return light
 
     def read_as(self, host: tuple[int, int]) -> None:
         """Read this host's part from here on."""
@@ -314,8 +180,6 @@ class Batches:
         self.batch_size = batch_size_of(size, self.hosts)
         self.start = self.start.on(global_batch_size=size, hosts=self.hosts)
         self._next = [State(before.on(global_batch_size=size, hosts=self.hosts), step)]
-        if self._opened is not None:
-            self._opened.rest.clear()
 
     def at(self, position: AnyPosition, rest: bool = True) -> Self:
         """The same batches from another position on: files that are open stay open, nothing is checked again.
@@ -329,8 +193,9 @@ class Batches:
             UsageError: it is another dataset's position, or of another seed than was given.
             ValueError: the batch can't be divided by the hosts.
         """
-        moved = copy.copy(self)
-        moved._resume(position, None if rest else 0)
+        check_same(self.start, position)
+        moved, steps = copy.copy(self), self._steps_of(position.global_batch_size)
+        moved.restore(State(position, position.batches_read % steps if rest else 0))
         return moved
 
     def restore(self, state: State) -> None:
@@ -339,12 +204,16 @@ class Batches:
         Raises:
             UsageError, ValueError: it was saved by other batches.
         """
-        self._resume(state.position, state.step)
-
-    def _resume(self, position: AnyPosition, step: int | None) -> None:
-        """Begin the next loop at a step of an iteration; None for the one that the position counts to."""
-        start, steps = self._continued(position), self._steps_of(position.global_batch_size)
-        step = position.batches_read % steps if step is None else step
+        position, step = state.position, state.step
+        check_same(self.start, position)
+        for name in ("seed", "window_runs"):
+            given, used = self._arguments.get(name), getattr(position, name, None)
+            if given is not None and used not in (given, getattr(self._beginning, name)):  # windows may be cut
+                raise UsageError(f"the position was made with another {name}: {used}, here it is {given}")
+        if not self._is_training and position != self.start:
+            raise UsageError("the state of an evaluation is for the same hosts and batch size only")
+        start: Any = position.on(global_batch_size=self.start.global_batch_size, hosts=self.hosts)
+        steps = self._steps_of(position.global_batch_size)
         if step > steps or (step and self._is_training and not position.records_read):  # the latter is an evaluation's
             read = f"of which {position.records_read} records are read"
             raise UsageError(f"not a state of batches: step {step} of an iteration of {steps}, {read}")
@@ -381,10 +250,96 @@ class Batches:
             raise UsageError(f"{odd} of {self._replicas} replicas have their batch of this step: save between steps")
         return State(self._position(begin, steps), begin.step + steps)
 
-    def sizes(self, step: int, turn: tuple[int, int] = (0, 1)) -> list[int]:
-        """Records of each batch that `read` yields."""
-        sizes = self._sizes()[step * self._replicas :]
-        return [size for size in sizes[turn[0] :: turn[1]] if size]
+    def sizes(self, step: int) -> list[int]:
+        """Records of each batch of a loop that begins at a step of an iteration."""
+        return [size for size in self._sizes()[step * self._replicas :] if size]
+
+    def _sizes(self) -> list[int]:
+        """Records of each batch of an iteration."""
+        return [self.batch_size] * (self.steps * self._replicas)
+
+    def state_at(self, step: Any) -> State:
+        """The state after a step that the trainer counted: of one iteration, or of one after the other."""
+        return State(self.start, integer("step", step, 0) % self.steps)
+
+    def _steps_of(self, global_batch_size: int) -> int:
+        """Steps of an iteration in batches of this size."""
+        return -(-self.start.records // global_batch_size)
+
+    def _position(self, state: State, steps: int) -> AnyPosition:
+        """Of the next record, so many steps after a state."""
+        return state.position
+
+
+class Batches(_Loops):
+    """What `train_batches` and `eval_batches` have in common.
+
+    Args:
+        arguments: of the builder.
+        parts: what is read.
+        start: where the first iteration begins.
+
+    Attributes:
+        start: `Position` where the first iteration begins.
+        classes: names of the classes; a label is an index into it.
+        steps: of one iteration; a batch each, or one for each replica of an InputContext.
+        batch_size: records of a batch.
+        given_host: `host=`, but an `AutoHost` for "auto".
+        host, hosts: number of the host that reads here, and how many read together.
+        shape: (height, width, channels) of an image.
+        features: those that are read in addition to image and class, by name.
+        one_hot_classes: how many, if labels are one-hot; else None.
+    """
+
+    _build: ClassVar[Callable[..., Batches]]
+
+    def __init__(self, arguments: Mapping[str, Any], parts: Sequence[Part], start: AnyPosition) -> None:
+        super().__init__(arguments, start)
+        self._parts, self._content = parts, (content := Content(parts, arguments))
+        self.classes, self.features, self.shape = content.classes, content.features, content.shape
+        self.one_hot_classes, self._rows = content.one_hot_classes, content.rows
+        self._convert: Callable[[RecordRows], RecordRows] | None = None
+        opened = _Opened(content.open())
+        self._opened: Callable[[], _Opened | None] = lambda: opened
+
+    def __repr__(self) -> str:
+        host = f", host {self.host} of {self.hosts}" if self.hosts > 1 else ""
+        images = f"{self.batch_size} images {'x'.join(map(str, self.shape))}"
+        more = "".join(f", {name}" for name in self.features)
+        return f"{type(self).__name__}({self._name()}{host}: {len(self)} batches of {images}{more})"
+
+    @staticmethod
+    def check_given(given: object, function: str) -> None:
+        """Raise UsageError if a function was given something else than batches."""
+        if not isinstance(given, Batches):
+            raise UsageError(
+                f"imageshards.{function}({type(given).__name__}): give what train_batches or eval_batches returned"
+            )
+
+    def __iter__(self) -> BatchIterator:
+        return BatchIterator(self)
+
+    def __reduce__(self) -> Any:  # another process opens the dataset itself
+        arguments = {**self._arguments, **({"position": self.start} if self._is_training else {})}
+        return _rebuilt, (type(self)._build, arguments, {"_next": self._next, "_convert": self._convert})
+
+    @property
+    def skipped(self) -> int:
+        """How many corrupt records `on_error="skip"` has left out so far, each counted once."""
+        return sum(skips.count for skips in self._content.skips if skips is not None)
+
+    def light(self) -> Self:
+        """A copy without open files, safe to capture in a function that is never freed: it opens what it reads."""
+        light = copy.copy(self)
+        if (opened := self._opened()) is not None:
+            light._opened = weakref.ref(opened)
+        return light
+
+    def with_rows(self, convert: Callable[[RecordRows], RecordRows]) -> Self:
+        """The same with other rows, made of these."""
+        batches = copy.copy(self)
+        batches._convert, batches._rows = convert, [convert(rows) for rows in self._rows]
+        return batches
 
     def read(self, begin: State, turn: tuple[int, int] = (0, 1), threads: int | None = None) -> Iterator[Element]:
         """Batches of a loop.
@@ -394,179 +349,41 @@ class Batches:
             turn: (index, count): only every count-th of them, from number index on.
             threads: that decode; None for one a core.
         """
-        opened = self._opened or self._opened_elsewhere() or self._open()
-        sizes, (index, count) = self.sizes(begin.step, turn), turn
-        cursors = opened.rest.pop(begin.position, None) if count == 1 else None
+        opened, (index, count) = self._opened() or _Opened(self._content.open()), turn
+        cursors = opened.rest.pop((self.host, begin.position), None) if count == 1 else None
         opened.rest.clear()
-        by_part = self._sizes_by_part(begin)
+        sizes, (by_part, rows) = self.sizes(begin.step)[index::count], self._deal(begin, turn)
         if cursors is None:
-            windows = self._windows(opened, begin)
+            windows = self._windows(opened.sources, begin)
             if count > 1:
                 windows = [order.turn(*one, index, count) for one in zip(windows, by_part, strict=True)]
             cursors = [Cursor(one) for one in windows]
-        records = [sum(sizes[index::count]) for sizes in by_part]
-        feeds = [Feed(*feed) for feed in zip(opened.sources, self._rows, cursors, records, strict=True)]
-        more: dict[str, Any] = {"seed": self.start.seed, "for_training": self._is_training}
-        with Engine(
-            *(feeds, sizes, self._rows_by_part(begin, turn)), threads=threads or cpu_count(), pool=opened.pool, **more
-        ) as engine:
+        counts = [sum(sizes[index::count]) for sizes in by_part]
+        of_parts = zip(opened.sources, self._rows, cursors, counts, strict=True)
+        feeds = Feeds([Feed(*one, one[-1] / max(1, sum(counts)), self.start.seed) for one in of_parts])
+        with Engine(feeds, sizes, rows, threads=threads or cpu_count(), pool=opened.pool) as engine:
             for number in range(1, len(sizes) + 1):
                 batch = engine.next_batch()
                 if number == len(sizes):
                     if count == 1 and self._is_training:
-                        opened.rest = {self.loop_after(begin).position: engine.cursors()}
-                    for skips in filter(None, self._skips):
+                        opened.rest = {(self.host, self.loop_after(begin).position): feeds.cursors()}
+                    for skips in filter(None, self._content.skips):
                         skips.report()
-                yield self._arrays(batch)
-
-    def with_rows(self, convert: Callable[[RecordRows], RecordRows]) -> Self:
-        """The same with other rows, made of these."""
-        batches = copy.copy(self)
-        batches._convert, batches._rows = convert, [convert(rows) for rows in self._rows]
-        return batches
-
-    def _open(self) -> _Opened:
-        sources, balances = [], []
-        for (info, split, selection, weights), skips in zip(self._parts, self._skips, strict=True):
-            sources.append(
-                open_source(info, split, skips, self._arguments["cache"], selection, with_labels=weights is not None)
-            )
-            table = sources[-1].reader.table
-            balances.append(
-                Balance(weights, table, self.classes) if weights and isinstance(table, SelectedTable) else None
-            )
-        return _Opened(sources, balances)
-
-    def _rows_of(self, part: Part, ids: Sequence[int] | None) -> RecordRows:
-        """How records of a part are parsed and decoded; `ids`: index in its classes → class id, None if equal."""
-        info, arguments = part.info, self._arguments
-        decode = ImageDecoder(
-            info.image,
-            arguments["image_size"],
-            arguments["resize_mode"],
-            arguments.get("augment"),
-            is_foreign=FOREIGN_KEY in info.manifest,
-        )
-        labels: Sequence[int] | None = None if part.selection is None else part.selection.labels
-        if ids is not None:
-            labels = [-1 if label < 0 else ids[label] for label in labels or range(info.num_classes)]
-        return RecordRows(info, decode, self.features, labels)
+                weights = () if self._is_training else (batch.weights,)
+                yield *self._content.arrays(batch), *weights
 
     def _name(self) -> str:
         """What is read, in words."""
         return str(self._parts[0])
 
-    def _sizes_by_part(self, begin: State) -> list[list[int]]:
-        """Of each part, how many records of it each batch of a loop has."""
-        return [self.sizes(begin.step)]
+    def _deal(self, begin: State, turn: tuple[int, int]) -> tuple[list[list[int]], Iterator[Sequence[RowNumbers]]]:
+        """Of each part, how many records of it each batch of a loop has; for each that `read` yields, their rows."""
+        sizes = self.sizes(begin.step)
+        return [sizes], ([range(size)] for size in sizes[turn[0] :: turn[1]])
 
-    def _rows_by_part(self, begin: State, turn: tuple[int, int]) -> Iterator[Sequence[RowNumbers]] | None:
-        """For each batch that `read` yields the rows of each part; None if there is one part only."""
-        return None
-
-    def _continued(self, position: AnyPosition) -> Any:
-        """A position, continued by these hosts and batches."""
-        if not isinstance(position, AnyPosition):
-            raise UsageError(
-                "position must be an imageshards.Position, such as batches.position_at(trained_steps), or "
-                f"Position.from_json of saved text, got {reprlib.repr(position)}"
-            )
-        if type(position) is not type(self.start):
-            kinds = {Position: "a dataset", MixPosition: "a mix"}
-            raise UsageError(
-                f"the position is that of {kinds[type(position)]}, these batches are {kinds[type(self.start)]}"
-            )
-        for name, meaning in (("source", _differing(self.start, position)), ("records", "number of records")):
-            ours, given = getattr(self.start, name), getattr(position, name)
-            if ours != given:
-                raise UsageError(f"the position was made with another {meaning}: {given!r}, here it is {ours!r}")
-        for name in ("seed", "window_runs"):
-            given, used = self._arguments.get(name), getattr(position, name, None)
-            if given is not None and used not in (given, getattr(self._beginning, name)):  # windows may be cut
-                raise UsageError(f"the position was made with another {name}: {used}, here it is {given}")
-        return position.on(global_batch_size=self.start.global_batch_size, hosts=self.hosts)
-
-    def _sizes(self) -> list[int]:
-        """Records of each batch of an iteration."""
-        return [self.batch_size] * (self.steps * self._replicas)
-
-    def _arrays(self, batch: Batch) -> Element:
-        """Images (a dict of them and the features, if any are wanted) and labels."""
-        labels: npt.NDArray[Any] = batch.labels
-        if self.one_hot_classes is not None:
-            labels = np.zeros((len(batch.labels), self.one_hot_classes), np.float32)
-            labels[np.arange(len(batch.labels)), batch.labels] = 1
-        if not self.features:
-            return batch.images, labels
-        columns = zip(*batch.features, strict=True)
-        values = {
-            name: stacked(column, feature)
-            for (name, feature), column in zip(self.features.items(), columns, strict=True)
-        }
-        if self._moves_pixels:
-            note_boxes(self.features, values)
-        return {"image": batch.images, **values}, labels
-
-    def state_at(self, step: Any) -> State:
-        """The state after a step that the trainer counted."""
-        raise NotImplementedError
-
-    def _steps_of(self, global_batch_size: int) -> int:
-        """Steps of an iteration in batches of this size."""
-        raise NotImplementedError
-
-    def _position(self, state: State, steps: int) -> AnyPosition:
-        """Of the next record, so many steps after a state."""
-        raise NotImplementedError
-
-    def _windows(self, opened: _Opened, begin: State) -> list[Iterator[order.Window]]:
+    def _windows(self, sources: Sequence[Source], begin: State) -> list[Iterator[order.Window]]:
         """The records of a loop by part, in order."""
         raise NotImplementedError
-
-
-def _join_classes(names: Sequence[Sequence[str]]) -> tuple[tuple[str, ...], Sequence[Sequence[int] | None]]:
-    """The class names of all sources, and of each source its index → class id: None if they are the same lists."""
-    if all(one == names[0] for one in names):
-        return tuple(names[0]), [None] * len(names)
-    joined = tuple(sorted({name for one in names for name in one}))
-    ids = {name: number for number, name in enumerate(joined)}
-    return joined, [[ids[name] for name in one] for one in names]
-
-
-def _common_features(parts: Sequence[Part], names: Sequence[str]) -> Mapping[str, Feature]:
-    """The features with these names, which are of one type in all parts."""
-    features = pick_features(parts[0].info, names)
-    for part in parts[1:]:
-        for name, feature in pick_features(part.info, list(features)).items():
-            if feature != features[name]:
-                raise UsageError(f"features: {name!r} is {features[name]} in {parts[0]}, but {feature} in {part}")
-    return features
-
-
-def _common_shape(shapes: Sequence[Any]) -> tuple[int, int, int]:
-    """The shape of the images of all parts."""
-    if len({*shapes}) > 1:
-        found = " and ".join("x".join(map(str, shape)) for shape in dict.fromkeys(shapes))
-        raise UsageError(
-            f"the sources have images of {found} (height, width, channels): give image_size=, if they "
-            "have as many channels"
-        )
-    shape: tuple[int, int, int] = shapes[0]
-    return shape
-
-
-def _differing(ours: AnyPosition, given: AnyPosition) -> str:
-    """What two positions' sources differ in, in words."""
-    if isinstance(ours, MixPosition) and isinstance(given, MixPosition):
-        (names, other_names) = ([one.source for one in position.sources] for position in (ours, given))
-        return "weights" if names == other_names else "sources"
-    (split, *_), (other_split, *_) = (position.source.split(" balance ") for position in (ours, given))
-    if split == other_split:
-        return "balance"
-    if split.removesuffix(NOT_PADDED) == other_split.removesuffix(NOT_PADDED):
-        return "pad"
-    is_dataset = split.partition(" ")[0] != other_split.partition(" ")[0]
-    return "dataset or split" if is_dataset else "selection (classes, where)"
 
 
 def _rebuilt(build: Callable[..., Batches], arguments: Mapping[str, Any], state: Mapping[str, Any]) -> Batches:
@@ -608,22 +425,13 @@ class TrainBatches(Batches):
     def _position(self, state: State, steps: int) -> AnyPosition:
         return state.position.after(steps)
 
-    def _windows(self, opened: _Opened, begin: State) -> list[Iterator[order.Window]]:
-        windows = []
-        parts: Sequence[Any] = begin.position.parts
-        for source, balance, position in zip(opened.sources, opened.balances, parts, strict=True):
-            table = source.reader.table
-            epochs = order.each_once(table.first, table.mean_run)
-            if balance is not None:
-                epochs = partial(balance.draws, position.seed)
-            windows.append(order.train_windows(epochs, position, self.host))
-        return windows
+    def _windows(self, sources: Sequence[Source], begin: State) -> list[Iterator[order.Window]]:
+        both: Any = zip(sources, begin.position.parts, strict=True)
+        return [order.train_windows(source.epochs(part.seed), part, self.host) for source, part in both]
 
 
 class EvalBatches(Batches):
     """What `eval_batches` returns: each iteration is the same."""
-
-    _is_training = False
 
     def __len__(self) -> int:
         return len(self.sizes(0))  # without padding a host may have fewer records than steps
@@ -633,22 +441,6 @@ class EvalBatches(Batches):
         """Whether all batches are full."""
         return bool(self._arguments["pad"])
 
-    def state_at(self, step: Any) -> State:
-        """The state after a step of the evaluation, or of one evaluation after the other."""
-        return State(self.start, integer("step", step, 0) % self.steps)
-
-    def _continued(self, position: AnyPosition) -> Any:
-        super()._continued(position)
-        if position != self.start:
-            raise UsageError("the state of an evaluation is for the same hosts and batch size only")
-        return position
-
-    def _steps_of(self, global_batch_size: int) -> int:
-        return -(-self.start.records // global_batch_size)
-
-    def _position(self, state: State, steps: int) -> AnyPosition:
-        return state.position
-
     def _sizes(self) -> list[int]:
         if self.is_padded:
             return super()._sizes()
@@ -656,39 +448,11 @@ class EvalBatches(Batches):
         size, more = divmod(stop - start, count := self.steps * self._replicas)
         return [size + 1] * more + [size] * (count - more)
 
-    def _windows(self, opened: _Opened, begin: State) -> list[Iterator[order.Window]]:
-        table = opened.sources[0].reader.table
+    def _windows(self, sources: Sequence[Source], begin: State) -> list[Iterator[order.Window]]:
+        (source,) = sources
         start, stop = order.eval_share(self.start.records, self.hosts, self.host)
         sizes = self._sizes()
         first = min(start + sum(sizes[: begin.step * self._replicas]), stop)
         padding = sum(sizes[begin.step * self._replicas :]) - (stop - first)
-        window_runs = order.each_once(table.first, table.mean_run)(0).window_runs(0, WINDOW_RUNS)
-        return [order.eval_windows(table.first, first, stop, padding, window_runs)]
-
-    def _arrays(self, batch: Batch) -> Element:
-        return *super()._arrays(batch), batch.weights
-
-
-def open_source(
-    info: DatasetInfo,
-    split: str,
-    skips: Skips | None = None,
-    cache: Cache = None,
-    selection: Selection | None = None,
-    with_labels: bool = False,
-) -> Source:
-    """Find the records of a split string and check that their files are there, with the sizes of the manifest.
-
-    Raises:
-        UsageError: no such split, or no such cache.
-        ImageShardsError: a shard is missing or has another size, unless records are skipped; or it is
-            compressed.
-    """
-    table = info.run_table(split) if selection is None else selection.table(info, split, with_labels)
-    wrong = info.wrong_sizes(split)
-    if wrong and skips is None:
-        more = f" (and {len(wrong) - 1} more shards)" if len(wrong) > 1 else ""
-        raise ImageShardsError(f"{wrong[0]}{more}: run the job again with --repair, or read with on_error='skip'")
-    for line in wrong:
-        _LOG.warning("%s: the records that it lacks are skipped", line)
-    return Source(RunReader(table, open_cache(info, table, cache)), skips)
+        window_runs = source.epochs(self.start.seed)(0).window_runs(0, WINDOW_RUNS)
+        return [order.eval_windows(source.reader.table.first, first, stop, padding, window_runs)]

@@ -39,6 +39,7 @@ def info(tmp_path_factory: pytest.TempPathFactory) -> reader.DatasetInfo:
 MESH_PROGRAM = """
 import itertools, sys
 import jax, numpy as np, reader
+from beam_pipeline.errors import ImageShardsError
 from jax.sharding import NamedSharding, PartitionSpec
 
 mesh = jax.make_mesh((2, 2), ("data", "model"))
@@ -98,13 +99,13 @@ wanted = 0
 try:
     for _ in corrupt:
         wanted += 1
-except reader.stream.ImageShardsError as error:
+except ImageShardsError as error:
     print(wanted > 3, str(error).rpartition("/")[2])
 count = 0
 try:
     for _ in reader.as_jax(corrupt, mesh):
         count += 1
-except reader.stream.ImageShardsError as error:
+except ImageShardsError as error:
     print(count == wanted, str(error).rpartition("/")[2])
 """
 

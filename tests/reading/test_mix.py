@@ -20,7 +20,7 @@ import numpy as np
 import pytest
 
 import reader
-from beam_pipeline.errors import UsageError
+from beam_pipeline.errors import ImageShardsError, UsageError
 from beam_pipeline.schema.example import int64_feature
 from reader.position import MixPosition
 from reader.shares import Rule, begins
@@ -204,7 +204,7 @@ def test_corrupt_records_are_skipped_and_counted_by_source(tmp_path: Path, datas
     corrupt, where = shards.flipped(tmp_path / "1.0.0", [40], 33, size=(8, 8))
     sources = {corrupt: 1, datasets[2]: 1}
     options: dict[str, Any] = {"global_batch_size": 10, "seed": 1}
-    with pytest.raises(reader.stream.ImageShardsError, match=re.escape(where)):
+    with pytest.raises(ImageShardsError, match=re.escape(where)):
         for _ in reader.mix(sources, **options):
             pass
     skipping = reader.mix(sources, on_error="skip", **options)
