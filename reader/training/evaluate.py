@@ -26,8 +26,7 @@ from reader.info import DatasetInfo, load_info
 from reader.select import Classes, as_renames
 from reader.splits import overlap
 from reader.stream import EvalBatches
-from reader.tools.show import tiled
-from reader.training.data import EVAL_SPLITS, NO_VALIDATION
+from reader.tools.show import as_rgb, tiled
 from reader.training.metrics import (
     CLASS_TABLE,
     MAX_CLASSES,
@@ -36,6 +35,7 @@ from reader.training.metrics import (
     confusion_counts,
     confusion_files,
 )
+from reader.training.options import EVAL_SPLITS, NO_VALIDATION
 from reader.training.out_folder import usable
 from reader.training.run import Run, as_run
 
@@ -253,7 +253,7 @@ class _Found:
 def _picture(mistakes: list[Mistake], images: list[npt.NDArray[np.uint8]]) -> bytes:
     tiles = []
     for one, pixels in zip(mistakes, images, strict=True):
-        image = Image.fromarray(np.broadcast_to(pixels, (*pixels.shape[:2], 3)).copy())
+        image = as_rgb(pixels)
         times = max(1, _TILE // max(image.size))
         image = image.resize((image.width * times, image.height * times), Image.Resampling.NEAREST)
         name = one.file.rpartition("/")[2] or f"record {one.record}"
