@@ -6,6 +6,7 @@ pictures themselves, since chance pairs grow with the square of the records (abo
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
@@ -14,12 +15,11 @@ import numpy as np
 import numpy.typing as npt
 
 from beam_pipeline.errors import ImageShardsError
-from reader.example import ImageFinder
 from reader.info import DatasetInfo
 from reader.machine import cpu_count
 from reader.runs import Integers
 from reader.tools.pictures import GRID, TINT_GRID, Floats, Pictures, look_of
-from reader.tools.read import checked_table, read_records
+from reader.tools.read import checked_table, read_images
 
 _MAX_BITS = 8  # that differ: of photos a 5 % crop is still found in 0.92 of cases (docs/decisions/021)
 _MIN_CORRELATION = 0.88  # of 32 x 32 grey pictures: of copies at least 0.89, of other photos at most 0.87
@@ -131,19 +131,17 @@ def _near(
 
 def second_looks(info: DatasetInfo, splits: Sequence[str], pairs: Pairs) -> Iterator[npt.NDArray[np.bool_]]:
     """Whether the pictures of each pair are alike; each is read again, by its range."""
-    find, channels, split = ImageFinder(info.image_key, info.class_key), info.image.channels, "+".join(splits)
+    channels, split = info.image.channels, "+".join(splits)
     for start in range(0, len(pairs.first), _LOOKS_AT_ONCE):
         some = slice(start, start + _LOOKS_AT_ONCE)
         first, second, is_mirrored = pairs.first[some], pairs.second[some], pairs.is_mirrored[some]
         rows = np.unique(np.concatenate([first, second]))
-        table = checked_table(info, split, rows)
         small, tints = np.empty((len(rows), GRID, GRID), np.uint8), np.empty((len(rows), 2, TINT_GRID, TINT_GRID), "f4")
 
-        def look(number: int, record: bytes, small: Any = small, tints: Any = tints) -> None:
-            small[number], tints[number] = look_of(find(record)[0], channels)
+        def look(number: int, encoded: memoryview, small: Any = small, tints: Any = tints) -> None:
+            small[number], tints[number] = look_of(encoded, channels)
 
-        for _ in read_records(table, look):
-            pass
+        deque(read_images(info, checked_table(info, split, rows), look), 0)
         one, other = (np.searchsorted(rows, part) for part in (first, second))
         for piece in np.array_split(np.arange(len(one)), len(one) // 1024 + 1):
             a, b, mirrored = one[piece], other[piece], is_mirrored[piece]
