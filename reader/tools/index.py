@@ -124,7 +124,7 @@ def index(
         scans = {split: list(scanners.files(scan, names)) for split, names in splits.items()}
     total = _sum(one for found in scans.values() for one in found)
     if not total.records:
-        raise ImageShardsError(str(total.errors[0]) if total.errors else f"{files[0]}: no record in {len(files)} files")
+        raise ImageShardsError(str(total.errors[0]))  # at least that of the record that has the keys
     total.classes[max(0, keys.one_hot - 1)] += 0  # a list has its last class, even if no record is of it
     _write(folder, scans, total, _class_names(files[0], total, given, labels_file), keys)
     return IndexResult(load_info(str(folder)), total.records, dict(total.left_out), sources)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import heapq
 import io
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -151,7 +151,13 @@ def evaluate(
     which: dict[str, Any] = {"features": features, "classes": chosen, "image_size": size}
     found = _Found(run, eval_batches(info, split, global_batch_size=batch_size, **which))
     result = found.result(info.url, split, given, tuple(_warnings(run, info, split)))
-    store, files = storage.open_storage(folder), found.files(result)
+    files = {"metrics.json": json.format(json.encode(result.document()), indent=1) + b"\n"}
+    if found.counts is not None:
+        files |= confusion_files(found.counts, run.classes, split)
+    if result.mistakes:
+        pixels = [pixels for *_, pixels in sorted(found.worst, reverse=True)]
+        files[_PICTURE] = _picture(result.mistakes[: len(pixels)], pixels)
+    store = storage.open_storage(folder)
     for name, data in files.items():
         store.write(storage.join(folder, name), data)
     if _PICTURE not in files:
@@ -239,18 +245,8 @@ class _Found:
         shares = self.correct / self.images, self.loss / self.images, top5
         return Evaluation(dataset, split, self.images, *shares, classes, tuple(self.mistakes), out, warnings)
 
-    def files(self, result: Evaluation) -> dict[str, bytes]:
-        """Name → content."""
-        files = {"metrics.json": json.format(json.encode(result.document()), indent=1) + b"\n"}
-        if self.counts is not None:
-            files |= confusion_files(self.counts, self._names, result.split)
-        if self.mistakes:
-            pixels = [pixels for *_, pixels in sorted(self.worst, reverse=True)]
-            files[_PICTURE] = _picture(self.mistakes[: len(pixels)], pixels)
-        return files
 
-
-def _picture(mistakes: list[Mistake], images: list[npt.NDArray[np.uint8]]) -> bytes:
+def _picture(mistakes: Sequence[Mistake], images: Sequence[npt.NDArray[np.uint8]]) -> bytes:
     tiles = []
     for one, pixels in zip(mistakes, images, strict=True):
         image = as_rgb(pixels)

@@ -166,22 +166,17 @@ def _load(model: Model, weights: str) -> Any:
         simplefilter("error", UserWarning)  # Keras only warns of layers that the file lacks
         try:
             if weights.endswith(".keras"):
-                return _set_weights(model, keras.saving.load_model(weights, compile=False))
+                loaded = keras.saving.load_model(weights, compile=False)
+                of_base = ((model.base, layer) for layer in getattr(loaded, "layers", ()) if model.base)
+                for ours, theirs in ((model.full, loaded), *of_base):
+                    if _shapes(ours) == _shapes(theirs):
+                        return ours.set_weights(theirs.get_weights())
+                raise ValueError("its layers have other shapes")
             with suppress(ValueError, AttributeError, UserWarning):
                 return model.base.load_weights(weights)
             model.full.load_weights(weights)
         except (ValueError, OSError, TypeError, KeyError, UserWarning) as error:
             raise UsageError(f"--weights {weights!r}: not of this model: {one_line(error)[:300]}") from None
-
-
-def _set_weights(model: Model, loaded: Any) -> Any:
-    """The weights of a loaded model; of other classes, those of its base."""
-    if _shapes(loaded) == _shapes(model.full):
-        return model.full.set_weights(loaded.get_weights())
-    for layer in loaded.layers:
-        if model.base and _shapes(layer) == _shapes(model.base):
-            return model.base.set_weights(layer.get_weights())
-    raise ValueError("its layers have other shapes")
 
 
 def _shapes(layer: Any) -> list[tuple[int, ...]]:

@@ -284,32 +284,22 @@ def make_recipe(info: DatasetInfo, options: TrainOptions, devices: int = 1) -> R
     if options.early_stopping and chosen.evaluation is None:
         raise UsageError("--early_stopping needs validation: give --eval_split")
     records = chosen.images
-    batch = options.batch_size or -(-_batch_size(records) // devices) * devices
+    fits = 1 << max(0, (records // _MIN_STEPS).bit_length() - 1)  # the largest power of two
+    batch = options.batch_size or -(-min(max(fits, _SMALL_BATCH), _LARGE_BATCH) // devices) * devices
     if batch % devices:
         fits = -(-batch // devices) * devices
         raise UsageError(f"--batch_size {batch}: {devices} devices share it; the next that fits is {fits}")
     steps = max(1, records // batch)
     epochs = options.epochs or max(_MIN_EPOCHS, math.ceil(_MIN_UPDATES / steps))
-    rate = options.learning_rate or _peak_rate(options.optimizer, model, batch)
+    # Malladi et al. 2022, https://arxiv.org/abs/2205.10287; of SGD Goyal et al. 2017, https://arxiv.org/abs/1706.02677
+    peak = (3e-3 if model == SMALL_CNN else 1e-3) * math.sqrt(batch / 64)
+    rate = options.learning_rate or (0.1 * batch / 256 if options.optimizer == "sgd" else peak)
     has_weights = options.weights != "none" and model != SMALL_CNN and ":" not in model
     phases = [Phase("head" if has_weights else "training", epochs, rate)]
     if has_weights:
         phases.append(Phase("fine_tuning", (epochs + 1) // 2, rate * _FINE_TUNING_RATE))
     side = options.image_size or _side(info, model)
     return Recipe(options, model, batch, side, steps, tuple(phases), chosen)
-
-
-def _peak_rate(optimizer: str, model: str, batch: int) -> float:
-    if optimizer == "sgd":  # Goyal et al. 2017, https://arxiv.org/abs/1706.02677
-        return 0.1 * batch / 256
-    # Malladi et al. 2022, https://arxiv.org/abs/2205.10287
-    return (3e-3 if model == SMALL_CNN else 1e-3) * math.sqrt(batch / 64)
-
-
-def _batch_size(records: int) -> int:
-    """The largest power of two that gives at least 25 steps an epoch, from 8 to 64."""
-    fits = 1 << max(0, (records // _MIN_STEPS).bit_length() - 1)
-    return min(max(fits, _SMALL_BATCH), _LARGE_BATCH)
 
 
 def _side(info: DatasetInfo, model: str) -> int:

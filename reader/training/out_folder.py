@@ -64,7 +64,7 @@ class OutFolder:
 
     Args:
         url: folder or URL.
-        is_written: by this process; else `write` and `delete` do nothing.
+        is_written: by this process; else `write` does nothing.
 
     Raises:
         UsageError: it can't be one, or another process trains there, which is known of local folders only.
