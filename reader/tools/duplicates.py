@@ -151,42 +151,40 @@ def find_groups(
         take: is given each group, by path, and its lines of a list.
     """
     splits = with_records(info)
-    keys, first, row, label, candidates = (
-        _equal_bytes(info, splits) if found is None else _same_look(info, splits, found)
-    )
+    grouped = _equal_bytes(info, splits) if found is None else _same_look(info, splits, found)
+    keys, first, row, label, candidates = grouped
     ends = np.cumsum([info.splits[name].records for name in splits])
     split = np.searchsorted(ends, row, "right").astype(np.uint16)
-    groups, ids = (
-        list(map(slice, first[:-1].tolist(), first[1:].tolist())),
-        [key.tobytes().hex() for key in keys.astype(">u8")],
-    )
     across_labels, across_splits = _have_several(label, first), _have_several(split, first)
     kind = np.where(across_labels, 0, np.where(across_splits, 1, 2))
     shown = np.concatenate([np.flatnonzero(kind == one)[:_SHOWN_GROUPS] for one in range(3)]).tolist()
-    named = np.sort(row if take else np.concatenate([row[:0], *(row[groups[one]][:_SHOWN_PATHS] for one in shown)]))
+    some = (row[first[number] : first[number + 1]][:_SHOWN_PATHS] for number in shown)
+    named = np.sort(row if take else np.concatenate([row[:0], *some]))
     paths = read_paths(info, splits, named)
 
-    def images(of: slice) -> list[GroupedImage]:
-        names = (paths[place] for place in np.searchsorted(named, row[of]).tolist())
-        labels = (info.classes[one] for one in label[of].tolist())
-        return list(map(GroupedImage, names, (splits[one] for one in split[of].tolist()), labels, row[of].tolist()))
+    def images(begin: int, end: int) -> list[GroupedImage]:
+        numbers = row[begin:end]
+        names = (paths[place] for place in np.searchsorted(named, numbers).tolist())
+        in_splits = (splits[one] for one in split[begin:end].tolist())
+        labels = (info.classes[one] for one in label[begin:end].tolist())
+        return list(map(GroupedImage, names, in_splits, labels, numbers.tolist()))
 
     def described(number: int) -> DuplicateGroup:
-        of = groups[number]
-        in_splits = [splits[one] for one in np.unique(split[of]).tolist()]
-        labels = [info.classes[one] for one in np.unique(label[of]).tolist()]
-        names = [image.name for image in images(slice(of.start, min(of.stop, of.start + _SHOWN_PATHS)))]
-        return DuplicateGroup(ids[number], of.stop - of.start, in_splits, labels, names)
+        begin, end = first[number : number + 2].tolist()
+        in_splits = [splits[one] for one in np.unique(split[begin:end]).tolist()]
+        labels = [info.classes[one] for one in np.unique(label[begin:end]).tolist()]
+        names = [image.name for image in images(begin, min(end, begin + _SHOWN_PATHS))]
+        return DuplicateGroup(keys[number].tobytes().hex(), end - begin, in_splits, labels, names)
 
     if take:
-        for name, of in zip(ids, groups, strict=True):
-            of_group = sorted(images(of))
-            take(of_group, list(_lines(name, of_group, found is not None)))
+        for key, begin, end in zip(keys, first[:-1], first[1:], strict=True):
+            of_group = sorted(images(begin, end))
+            take(of_group, list(_lines(key.tobytes().hex(), of_group, found is not None)))
     return Duplicates(
         dataset=info.url,
         compared="pictures" if found is not None else "stored" if FOREIGN_KEY in info.manifest else "source",
         records=int(ends[-1]),
-        groups=len(groups),
+        groups=len(keys),
         images=len(row),
         across_labels=int(across_labels.sum()),
         across_splits=int(across_splits.sum()),
@@ -240,7 +238,7 @@ def _equal_bytes(info: DatasetInfo, splits: Sequence[str]) -> Grouped:
     high, low, label = _load(info, splits)
     row, first = equal_rows(high, low)
     heads = row[first[:-1]]
-    return np.stack([high[heads], low[heads]], 1), first, row, label[row], 0
+    return np.stack([high[heads], low[heads]], 1).astype(">u8"), first, row, label[row], 0
 
 
 def _same_look(info: DatasetInfo, splits: Sequence[str], found: Pictures) -> Grouped:
@@ -248,7 +246,7 @@ def _same_look(info: DatasetInfo, splits: Sequence[str], found: Pictures) -> Gro
     row, first, candidates = near_groups(info, found)
     label = np.concatenate([part["class"] for part in read_columns(info, "+".join(splits), ["class"])])
     heads = row[first[:-1]]
-    return np.stack([found.hash[heads], heads.astype(np.uint64)], 1), first, row, label[row], candidates
+    return np.stack([found.hash[heads], heads.astype(np.uint64)], 1).astype(">u8"), first, row, label[row], candidates
 
 
 def equal_rows(high: Array, low: Array) -> tuple[Integers, Integers]:

@@ -121,7 +121,7 @@ def read_paths(info: DatasetInfo, splits: Sequence[str], numbers: Integers) -> l
         paths = [f"{splits[place]}[{number}:{number + 1}]".encode() for place, number in pairs]
     else:
         paths = _read_paths(info, splits, numbers) if len(numbers) else []
-    return [paths[number] for number in at.tolist()]
+    return [paths[number] for number in at]  # a list of all numbers would take more than the paths
 
 
 def _read_paths(info: DatasetInfo, splits: Sequence[str], numbers: Integers) -> list[bytes]:
