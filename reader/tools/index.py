@@ -267,7 +267,7 @@ class _Contents:
     Attributes:
         left_out: those that aren't indexed, by reason.
         errors: the first of these.
-        labels: class id of each, of a block only.
+        places: (offset, framed bytes, class id) of each, of a block only.
         names: (class id, class name) of some.
         features: by (name, type, number of values: 0, 1 or 2 for more) of the features other than image and class.
         images: (format, whether it is grey, height, width) of some.
@@ -279,7 +279,7 @@ class _Contents:
     left_out: Counter[str] = field(default_factory=Counter)
     errors: list[CorruptRecordError] = field(default_factory=list)
     classes: Counter[int] = field(default_factory=Counter)
-    labels: array[int] = field(default_factory=lambda: array("q"))
+    places: list[tuple[int, int, int]] = field(default_factory=list)
     names: set[tuple[int, bytes]] = field(default_factory=set)
     features: Counter[tuple[str, str, int]] = field(default_factory=Counter)
     images: set[tuple[str, bool, int, int]] = field(default_factory=set)
@@ -292,8 +292,9 @@ class _Contents:
         """How many are indexed."""
         return self.classes.total()
 
-    def take(self, record: bytes | CorruptRecordError, keys: Keys, is_sampled: bool) -> tuple[str, str]:
+    def take(self, frame: Frame, keys: Keys, is_sampled: bool) -> tuple[str, str]:
         """Decode a record's image and count what the record holds, or say why it is left out: a reason, and details."""
+        record = frame.record
         if isinstance(record, CorruptRecordError):
             return "corrupt_record", record.reason
         try:
@@ -317,7 +318,7 @@ class _Contents:
         except InvalidRecordError as error:
             return "decode_error", _raw_pixels(features, len(encoded)) or str(error)
         self.classes[label] += 1
-        self.labels.append(label)
+        self.places.append((frame.offset, len(record) + schema.FRAME_BYTES, label))
         if name := single_bytes(features, keys.name):
             self.names.add((label, name))
         own = (keys.image, keys.label)
@@ -363,11 +364,11 @@ def _scan_file(folder: Path, keys: Keys, sampled: int, scanners: Scanners, path:
     scan, contents = FileScan(path), _Contents()
     runs: list[tuple[int, int, int]] = []
     columns = {"bytes": array("q"), "class": array("q")}
-    for block, spans in scanners.blocks(partial(_read_block, path, keys, sampled), scan.blocks()):
+    for block in scanners.blocks(partial(_read_block, path, keys, sampled), scan.blocks()):
         contents.add(block)
-        columns["class"] += block.labels
-        for offset, size in spans:  # a run also ends before a record that is left out
+        for offset, size, label in block.places:  # a run also ends before a record that is left out
             columns["bytes"].append(size)
+            columns["class"].append(label)
             begin, run_bytes, records = runs[-1] if runs else (0, -1, 0)
             if begin + run_bytes == offset and records < schema.RUN_RECORDS:
                 runs[-1] = begin, run_bytes + size, records + 1
@@ -382,19 +383,17 @@ def _scan_file(folder: Path, keys: Keys, sampled: int, scanners: Scanners, path:
     return _File(path.removeprefix(f"{folder}/"), size, scan.crc32c, contents, runs, table)
 
 
-def _read_block(path: str, keys: Keys, sampled: int, block: Iterable[Frame]) -> tuple[_Contents, list[tuple[int, int]]]:
-    """What a block holds, and (offset, framed bytes) of each record; any thread checks CRCs and decodes here."""
-    contents, spans = _Contents(), []
-    for number, offset, record in block:
-        reason, details = contents.take(record, keys, number < sampled)
+def _read_block(path: str, keys: Keys, sampled: int, block: Iterable[Frame]) -> _Contents:
+    """What a block holds; any thread checks CRCs and decodes here."""
+    contents = _Contents()
+    for frame in block:
+        reason, details = contents.take(frame, keys, frame.number < sampled)
         if reason == _NOT_ONE_HOT:
-            raise UsageError(f"{path}: record {number}: {details}")
+            raise UsageError(f"{path}: record {frame.number}: {details}")
         if reason:
             contents.left_out[reason] += 1
-            contents.errors.append(CorruptRecordError(path, number, offset, details))
-        else:
-            spans.append((offset, len(record) + schema.FRAME_BYTES))  # type: ignore[arg-type]
-    return contents, spans
+            contents.errors.append(CorruptRecordError(path, frame.number, frame.offset, details))
+    return contents
 
 
 def _raw_pixels(features: Mapping[str, Value], size: int) -> str:
