@@ -26,7 +26,6 @@ import numpy as np
 import reader
 from beam_pipeline import storage
 from beam_pipeline.errors import ImageShardsError, UsageError
-from beam_pipeline.schema.manifest import FOREIGN_KEY
 from beam_pipeline.text import plural
 from reader.hosts import integer
 from reader.info import DatasetInfo, load_info
@@ -205,7 +204,7 @@ def dataset_rows(info: DatasetInfo, split: str, encoded: Sequence[bytes], option
         return reader.as_jax(batches(), jax.sharding.SingleDeviceSharding(jax.devices()[0]))
 
     batches = partial(reader.train_batches, info, split, **options)
-    decode = ImageDecoder(info.image, options["image_size"], is_foreign=FOREIGN_KEY in info.manifest)
+    decode = ImageDecoder(info.image, options["image_size"], is_foreign=info.is_index)
     one_row = np.empty(decode.shape, np.uint8)
     expected_s = _seconds(lambda image: decode(image, one_row, 0), encoded) / cpu_count()
     alone = Row("decoding alone", _decoding(encoded, options["global_batch_size"], decode), expected_s)

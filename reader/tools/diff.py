@@ -12,7 +12,6 @@ import numpy.typing as npt
 from numpy.lib.recfunctions import repack_fields
 
 from beam_pipeline.errors import CorruptRecordError, ImageShardsError, UsageError
-from beam_pipeline.schema.manifest import FOREIGN_KEY
 from beam_pipeline.schema.table import Table
 from beam_pipeline.text import first_few, name_line, plural
 from reader.info import DatasetInfo, load_info, version_before
@@ -97,7 +96,7 @@ def diff(
     given = load_info(dataset)
     versions = (version_before(given), given) if other is None else (given, load_info(other))
     for info in versions:
-        if FOREIGN_KEY in info.manifest:
+        if info.is_index:
             raise UsageError(f"{info.url}: its records were not written by imageshards, so they have no names")
     splits = sorted({*versions[0].splits, *versions[1].splits})
     labels = {name: number for number, name in enumerate(sorted({*versions[0].classes, *versions[1].classes}))}

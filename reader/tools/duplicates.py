@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from beam_pipeline.schema import canonical_json
 from beam_pipeline.schema.exclude import ListedImage
-from beam_pipeline.schema.manifest import FOREIGN_KEY, builtins_of
+from beam_pipeline.schema.manifest import builtins_of
 from beam_pipeline.schema.table import Table
 from beam_pipeline.text import first_few, name_line, plural
 from reader.info import DatasetInfo, load_info
@@ -182,7 +182,7 @@ def find_groups(
             take(of_group, list(_lines(key.tobytes().hex(), of_group, found is not None)))
     return Duplicates(
         dataset=info.url,
-        compared="pictures" if found is not None else "stored" if FOREIGN_KEY in info.manifest else "source",
+        compared="pictures" if found is not None else "stored" if info.is_index else "source",
         records=int(ends[-1]),
         groups=len(keys),
         images=len(row),
@@ -267,16 +267,16 @@ def equal_rows(high: Array, low: Array) -> tuple[Integers, Integers]:
 
 def _load(info: DatasetInfo, splits: Sequence[str]) -> tuple[Array, Array, Array]:
     """Of all records the MD5's first and last 8 bytes as numbers, and the class id."""
-    records, is_index = sum(info.splits[name].records for name in splits), FOREIGN_KEY in info.manifest
+    records = sum(info.splits[name].records for name in splits)
     (high, low), label = np.empty((2, records), np.uint64), np.empty(records, np.uint32)
 
     def take(_: str, rows: slice, table: Table) -> None:
         label[rows] = table["class"]
-        if not is_index:
+        if not info.is_index:
             high[rows], low[rows] = np.ascontiguousarray(table["source_md5"]).view(">u8").T
 
     read_tables(info, take)
-    if is_index:
+    if info.is_index:
 
         def digest(number: int, encoded: memoryview) -> None:
             high[number], low[number] = _HALVES.unpack(hashlib.md5(encoded, usedforsecurity=False).digest())

@@ -19,7 +19,7 @@ import numpy as np
 from beam_pipeline import __version__, schema
 from beam_pipeline.schema.exclude import ListedImage
 from beam_pipeline.schema.job import as_run
-from beam_pipeline.schema.manifest import FOREIGN_KEY, builtins_of
+from beam_pipeline.schema.manifest import builtins_of
 from beam_pipeline.schema.table import SOURCE_FORMATS
 from beam_pipeline.text import name_line, plural, printable, size_text
 from reader.info import DatasetInfo
@@ -84,7 +84,7 @@ def _stored(info: DatasetInfo) -> str:
     pixels = " to ".join(f"{height} × {width}" for height, width in sizes)
     index = ". This is an index: its records are in TFRecord files that imageshards didn't write"
     what = f"{image.format.upper()}, {plural(image.channels, 'channel')}, {pixels} pixels (height × width)"
-    return what + index * (FOREIGN_KEY in info.manifest)
+    return what + index * info.is_index
 
 
 def _made(info: DatasetInfo) -> str:

@@ -12,7 +12,7 @@ import numpy as np
 from beam_pipeline import schema, storage
 from beam_pipeline.errors import ImageShardsError, UsageError
 from beam_pipeline.schema import example
-from beam_pipeline.schema.manifest import FOREIGN_KEY, Shard
+from beam_pipeline.schema.manifest import Shard
 from beam_pipeline.schema.table import Table, name_hash
 from reader.example import ImageFinder
 from reader.info import MAX_WINDOW_BYTES, DatasetInfo
@@ -114,7 +114,7 @@ def read_paths(info: DatasetInfo, splits: Sequence[str], numbers: Integers) -> l
         ImageShardsError: the record tables aren't those of these shards.
     """
     numbers, at = np.unique(numbers, return_inverse=True)
-    if FOREIGN_KEY in info.manifest:
+    if info.is_index:
         stops = np.cumsum([0, *(info.splits[name].records for name in splits)])
         places = np.searchsorted(stops, numbers, "right") - 1
         pairs = zip(places.tolist(), (numbers - stops[places]).tolist(), strict=True)

@@ -18,7 +18,7 @@ import numpy as np
 from beam_pipeline import schema, storage
 from beam_pipeline.errors import UsageError
 from beam_pipeline.schema.exclude import ListedImage
-from beam_pipeline.schema.manifest import FOREIGN_KEY, builtins_of
+from beam_pipeline.schema.manifest import builtins_of
 from beam_pipeline.text import first_few, name_line, plural
 from reader.info import DatasetInfo, load_info, version_before
 from reader.runs import Integers
@@ -240,7 +240,7 @@ class Rows:
 def _difference(info: DatasetInfo) -> Difference | None:
     """What differs from the version before; None if there is none."""
     try:
-        return None if FOREIGN_KEY in info.manifest else diff(version_before(info), info)
+        return None if info.is_index else diff(version_before(info), info)
     except UsageError:
         return None
 

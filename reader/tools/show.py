@@ -14,7 +14,6 @@ import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
 from beam_pipeline.errors import ImageShardsError, UsageError
-from beam_pipeline.schema.manifest import FOREIGN_KEY
 from beam_pipeline.text import name_line
 from reader import order
 from reader.augment import BY_NAME, Augment
@@ -108,11 +107,10 @@ def choose(
     if isinstance(augment, str) and augment not in BY_NAME:
         raise UsageError(f"augment {augment!r}: choose one of {', '.join(BY_NAME)}")
     info, decode = load_info(dataset), None
-    is_foreign = FOREIGN_KEY in info.manifest
     if augment is not None:
         function: Any = BY_NAME[augment] if isinstance(augment, str) else augment
         size = target_size(info.image, image_size)
-        decode = ImageDecoder(info.image, size, augment=function, is_foreign=is_foreign)
+        decode = ImageDecoder(info.image, size, augment=function, is_foreign=info.is_index)
     find, selection = ImageFinder(info.image_key, info.class_key), select(info, split, classes)
     available = range(info.records(split)) if selection is None else selection.numbers().tolist()
     drawn = np.sort(random.Random(seed).sample(available, min(count, len(available))))
@@ -125,7 +123,7 @@ def choose(
         name = info.classes[label] if 0 <= label < info.num_classes else f"class {label}"
         if selection is not None and 0 <= label < info.num_classes:
             name = selection.classes[selection.labels[label]]
-        file = "" if is_foreign else filename_of(record).decode("utf-8", "surrogateescape")
+        file = "" if info.is_index else filename_of(record).decode("utf-8", "surrogateescape")
         return Shown(number, image, name, (image.height, image.width), file, augmented)
 
     return list(read_records(checked_table(info, split, drawn), shown))

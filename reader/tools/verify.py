@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from beam_pipeline import schema
 from beam_pipeline.errors import CorruptRecordError, ImageShardsError, StorageError, UsageError
-from beam_pipeline.schema.manifest import FOREIGN_KEY, Shard
+from beam_pipeline.schema.manifest import Shard
 from beam_pipeline.text import name_line, plural
 from reader.example import Value, class_id, parse_example
 from reader.info import DatasetInfo, SplitInfo, load_info
@@ -111,7 +111,7 @@ def verify(dataset: DatasetInfo | str | os.PathLike[str], *, decode: str = "all"
         corrupt = {fault.file for fault in faults}
         for split in info.splits.values():
             faults += _check_split(info, split, sizes, corrupt, decode, scanners)
-    fix = "make it again with imageshards index" if FOREIGN_KEY in info.manifest else "run the job again with --repair"
+    fix = "make it again with imageshards index" if info.is_index else "run the job again with --repair"
     return Report(info.url, info.manifest["records"], len(shards), decode, tuple(faults), fix)
 
 
@@ -201,7 +201,7 @@ class _ShardChecker:
 
     def __call__(self, numbered: tuple[int, Shard]) -> tuple[list[Fault], Counter[int]]:
         """The faults of a shard of the split, and how many records of each class it has."""
-        (number, shard), is_foreign, found = numbered, FOREIGN_KEY in self.info.manifest, _Checked()
+        (number, shard), is_foreign, found = numbered, self.info.is_index, _Checked()
         path, size = self.info.path(shard.file), self.sizes[shard.file]
         runs = None if self.runs is None else self.runs[self.runs["shard"] == number]
         scan = FileScan(path)
@@ -277,7 +277,7 @@ def _is_in(spans: npt.NDArray[np.void], offset: int) -> bool:
 
 def _check_record(info: DatasetInfo, features: Mapping[str, Value], decode: bool) -> Iterator[str]:
     """Faults of a record's features; of third-party records only image and class are known."""
-    is_native, one_hot = FOREIGN_KEY not in info.manifest, bool(info.manifest["configuration"]["one_hot"])
+    is_native, one_hot = not info.is_index, bool(info.manifest["configuration"]["one_hot"])
     keys = schema.RECORD_KEYS[: None if one_hot else -1] if is_native else (info.image_key, info.class_key)
     if missing := [key for key in keys if not len(features.get(key, ()))]:
         yield f"it lacks {', '.join(missing)}"

@@ -17,7 +17,6 @@ from PIL import Image
 from beam_pipeline import schema, storage
 from beam_pipeline.errors import UsageError
 from beam_pipeline.images import FLAG_NAMES, ImageOptions
-from beam_pipeline.schema.manifest import FOREIGN_KEY
 from beam_pipeline.text import first_few, plural
 from reader.batches import eval_batches
 from reader.features import features_of
@@ -193,7 +192,7 @@ def _warnings(run: Run, info: DatasetInfo, split: str) -> Iterator[str]:
     if is_same and overlap(info.ranges(trained), info.ranges(split)):
         yield f"--split {split}: the accuracy on images that were trained on says little of others"
     options = run.preprocessing.options
-    if (options is None) != (FOREIGN_KEY in info.manifest):
+    if (options is None) != info.is_index:
         yield "one of the two datasets is an index of third-party shards: its images were made in another way"
     elif options is not None and FLAG_NAMES["size"] in info.manifest["configuration"]:
         theirs = ImageOptions.of(info.manifest["configuration"])

@@ -12,7 +12,6 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from beam_pipeline.errors import UsageError
-from beam_pipeline.schema.manifest import FOREIGN_KEY
 from beam_pipeline.text import first_few, meant, plural
 from reader.info import DatasetInfo
 from reader.select import Classes, Selection, parse_classes, select
@@ -275,7 +274,7 @@ def make_recipe(info: DatasetInfo, options: TrainOptions, devices: int = 1) -> R
     """
     model = application_name(options.model)
     chosen = choose_data(info, options.train_split, options.eval_split, options.classes)
-    mixed = FOREIGN_KEY not in info.manifest or chosen.train in info.splits  # a part of our splits has all classes
+    mixed = not info.is_index or chosen.train in info.splits  # a part of our splits has all classes
     counts = class_counts(info, chosen, at_most=mixed)
     trained = [name for name, count in zip(chosen.classes, counts, strict=True) if count]
     if len(trained) < 2:
@@ -335,7 +334,7 @@ def choose_data(info: DatasetInfo, train: str, evaluation: str | None, classes: 
             except UsageError as error:
                 raise UsageError(f"--{flag} {split!r}: {error}") from None
     chosen = evaluation or next((name for name in EVAL_SPLITS if name in info.splits), None)
-    is_held_out = chosen is None and train in info.splits and FOREIGN_KEY not in info.manifest
+    is_held_out = chosen is None and train in info.splits and not info.is_index
     if is_held_out := is_held_out and round(0.9 * info.records(train)) < info.records(train):
         train, chosen = f"{train}[:{_HELD_OUT}]", f"{train}[{_HELD_OUT}:]"
     chosen = None if chosen == NO_VALIDATION else chosen
@@ -377,7 +376,7 @@ def warnings(info: DatasetInfo, recipe: Recipe) -> Iterator[str]:
         yield f"{data.evaluation} is held out at random, so a group of --split_by may be in both parts: {fix}"
     if data.evaluation is None:
         fix, part = "--eval_split names what to validate on", f"{data.train}[{{}}]"
-        if FOREIGN_KEY in info.manifest and data.train in info.splits:
+        if info.is_index and data.train in info.splits:
             held = f"--train_split {part.format(':90%')} --eval_split {part.format('90%:')}"
             fix = f"if the files are shuffled, {held} holds out a tenth"
         yield f"no validation, so model.keras is the last epoch's: {fix}"

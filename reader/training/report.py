@@ -13,7 +13,6 @@ import numpy as np
 import numpy.typing as npt
 
 from beam_pipeline import __version__, storage
-from beam_pipeline.schema.manifest import FOREIGN_KEY
 from beam_pipeline.text import plural, print_line
 from reader.info import DatasetInfo
 from reader.machine import cpu_count
@@ -66,7 +65,7 @@ def run_document(info: DatasetInfo, recipe: Recipe, devices: Devices, command: s
             "url": info.url,
             "name": info.name,
             "version": info.version,
-            "is_index": FOREIGN_KEY in info.manifest,  # of third-party files, whose images were never converted
+            "is_index": info.is_index,  # of third-party files, whose images were never converted
             **{key: info.manifest[key] for key in ("configuration", "image", "codec")},
         },
         "configuration": recipe.configuration(info),
