@@ -226,10 +226,7 @@ def _lines(group: str, images: Sequence[GroupedImage], is_near: bool) -> Iterato
 
 def _have_several(values: npt.NDArray[np.integer], first: Integers) -> npt.NDArray[np.bool_]:
     """bool [groups]: whether the values of a group differ."""
-    is_other = np.append(values[1:] != values[:-1], False)  # than that of the next image
-    is_other[first[1:] - 1] = False
-    differ = np.zeros(len(first) - 1, np.bool_)
-    differ[np.searchsorted(first, np.flatnonzero(is_other), "right") - 1] = True
+    differ: npt.NDArray[np.bool_] = np.maximum.reduceat(values, first[:-1]) != np.minimum.reduceat(values, first[:-1])
     return differ
 
 

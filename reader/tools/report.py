@@ -28,7 +28,7 @@ from reader.tools.duplicates import GroupedImage, find_groups
 from reader.tools.out_file import published_file
 from reader.tools.pictures import FENCES, Pictures, statistics
 from reader.tools.read import read_paths, with_records
-from reader.tools.rejects import RejectGroup, rejects
+from reader.tools.rejects import rejects
 
 _GROUPS = 500  # of copies that are kept for the page, the largest
 _FEW = 10  # a class is small if it has less than this part of the median class
@@ -184,14 +184,9 @@ def report(dataset: DatasetInfo | str | os.PathLike[str], out: str | os.PathLike
     place = storage.normalize(os.fspath(info.path(schema.REPORT_FILE) if out is None else out))
     with published_file(place) as file:
         found, difference = Rows(info), _difference(info)
-        groups, pictures = rejects(info), statistics(info)
-        findings = [
-            *_copies(found, pictures),
-            *_classes(found),
-            *_suspicious(found, pictures),
-            *_shapes(found),
-            *_rejected(found, groups),
-        ]
+        rejected, pictures = list(_rejected(found)), statistics(info)
+        findings = [*_copies(found, pictures), *_classes(found), *_suspicious(found, pictures)]
+        findings += [*_shapes(found), *rejected]
         empty = [info.classes[number] for number in np.flatnonzero(found.counts.sum(0) == 0)]
         changes = difference.classes.items() if difference else ()
         moved = {name: (before, now) for name, (before, now) in changes if before is not None and now is not None}
@@ -329,9 +324,9 @@ def _shapes(found: Rows) -> Iterator[Finding]:
     yield finding("enlarged", "Tiny originals", about, factor, _LONG)
 
 
-def _rejected(found: Rows, reasons: Sequence[RejectGroup]) -> Iterator[Finding]:
+def _rejected(found: Rows) -> Iterator[Finding]:
     """Images that got no record."""
-    info, lines = found.info, list[ListedImage]()
+    info, lines, reasons = found.info, list[ListedImage](), rejects(found.info)
     groups = [
         Group(f"{one.what} · {one.count:,} · {first_few(one.paths)}".strip(" ·"), (), one.count) for one in reasons
     ]
