@@ -145,7 +145,8 @@ def second_looks(info: DatasetInfo, splits: Sequence[str], pairs: Pairs) -> Iter
         one, other = (np.searchsorted(rows, part) for part in (first, second))
         for piece in np.array_split(np.arange(len(one)), len(one) // 1024 + 1):
             a, b, mirrored = one[piece], other[piece], is_mirrored[piece]
-            yield _alike(small[a], small[b], mirrored) & _of_one_colour(tints[a], tints[b], mirrored)
+            is_flat = np.maximum(*(small[ends].std((1, 2)) for ends in (a, b))) < _FLAT
+            yield _alike(small[a], small[b], mirrored) & _of_one_colour(tints[a], tints[b], mirrored, is_flat)
 
 
 def _alike(
@@ -168,13 +169,19 @@ def _alike(
     return is_alike
 
 
-def _of_one_colour(one: Floats, other: Floats, is_mirrored: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
-    """bool [n] of float32 [n, 2, 4, 4]: whether the tints are alike; a copy that is nearly grey has none."""
+def _of_one_colour(
+    one: Floats, other: Floats, is_mirrored: npt.NDArray[np.bool_], is_flat: npt.NDArray[np.bool_]
+) -> npt.NDArray[np.bool_]:
+    """bool [n] of float32 [n, 2, 4, 4]: whether the tints are alike; a copy that is nearly grey has none.
+
+    Of pictures without contrast there is nothing else to tell them by, so those have the same.
+    """
     other = np.where(is_mirrored[:, None, None, None], other[..., ::-1], other)
     a, b = (tint.reshape(len(tint), -1) for tint in (one, other))
     strength = [np.sqrt((tint**2).mean(1)) for tint in (a, b)]
     is_alike: npt.NDArray[np.bool_] = (a * b).mean(1) >= _MIN_TINT * strength[0] * strength[1]
     is_alike |= np.minimum(*strength) < _GREYISH
+    is_alike &= ~is_flat | (np.sqrt(((a - b) ** 2).mean(1)) < 2 * _FLAT)
     return is_alike
 
 

@@ -319,3 +319,10 @@ def test_pictures_of_one_shape_and_other_colours_are_no_copies_but_a_grey_copy_i
     found = imageshards.tools.duplicates(tmp_path / "datasets" / "planted" / "1.0.0", near=True)
     groups = sorted(sorted(path.removeprefix("ant/") for path in group.paths) for group in found.first)
     assert groups == [[f"grey_{number}.jpg", f"red_{number}.jpg"] for number in range(16, 20)]
+
+
+def test_plain_pictures_are_copies_only_if_they_have_one_colour(tmp_path: Path) -> None:
+    colours = [tuple(map(int, colour)) for colour in np.random.default_rng(0).integers(0, 256, (60, 3))]
+    images = {f"{number:02}": Image.new("RGB", (240, 180), colour) for number, colour in enumerate(colours)}
+    images["copy"] = Image.new("RGB", (90, 70), colours[-1])
+    assert groups_of(tmp_path, images) == [["59", "copy"]]
