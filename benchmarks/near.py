@@ -30,9 +30,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import beam_pipeline
 from beam_pipeline.schema.example import image_example
 from reader.info import load_info
-from reader.tools.duplicates import read_paths
 from reader.tools.near import near_pairs
 from reader.tools.pictures import statistics
+from reader.tools.read import read_paths
 from tests.reading import shards
 
 RECORDS_PER_SHARD, COPIED = 10_000, 1_000

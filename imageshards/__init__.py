@@ -51,9 +51,9 @@ if TYPE_CHECKING:  # for editors
     from reader.training.evaluate import evaluate as evaluate
     from reader.training.fit import train as train
     from reader.training.options import TrainOptions as TrainOptions
-    from reader.training.predict import Prediction as Prediction
-    from reader.training.predict import predict as predict
+    from reader.training.run import Prediction as Prediction
     from reader.training.run import load_run as load_run
+    from reader.training.run import predict as predict
 
     write = beam_pipeline.run
 else:  # a type checker would take any name for one that exists

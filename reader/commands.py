@@ -357,8 +357,7 @@ def _predict(
     given: Given, run: str, photos: list[str], top: int = 3, batch_size: int = 64, model: str | None = None
 ) -> int:
     import_backend()
-    from reader.training.predict import predict
-    from reader.training.run import load_run
+    from reader.training.run import load_run, predict
 
     trained, code = load_run(run, model=model), EXIT_OK
     predictions = predict(trained, photos, top=top, batch_size=batch_size)

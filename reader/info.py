@@ -121,6 +121,11 @@ class DatasetInfo:
         return open_storage(self.path(files[0])) if files else self.storage
 
     @property
+    def is_index(self) -> bool:
+        """Whether `imageshards index` made it: its shards are third-party files, which may be anywhere."""
+        return FOREIGN_KEY in self.manifest
+
+    @property
     def image_key(self) -> str:
         """The feature that holds the encoded image."""
         return str(self.manifest.get(FOREIGN_KEY, {}).get("image", schema.IMAGE_KEY))

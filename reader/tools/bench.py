@@ -26,9 +26,7 @@ import numpy as np
 import reader
 from beam_pipeline import storage
 from beam_pipeline.errors import ImageShardsError, UsageError
-from beam_pipeline.schema.manifest import FOREIGN_KEY
 from beam_pipeline.text import plural
-from reader.example import ImageFinder
 from reader.hosts import integer
 from reader.info import DatasetInfo, load_info
 from reader.machine import cpu_count
@@ -36,7 +34,7 @@ from reader.pixels import ImageDecoder, UndecodableImageError
 from reader.preprocess import PhotoError, Preprocessing, image_files
 from reader.select import Classes, select
 from reader.splits import first_records
-from reader.tools.read import checked_table, read_records
+from reader.tools.read import checked_table, read_images
 from reader.tools.requests import Request, SlowStorage
 
 Batches = Iterator[int]  # images of each batch
@@ -181,8 +179,7 @@ def bench(
     selection = select(info, split, classes)
     chosen = (np.arange(info.records(split)) if selection is None else selection.numbers())[:images]
     read = first_records(info.ranges(split), int(chosen[-1]) + 1)  # only these: what is read ahead is of the run, too
-    find = ImageFinder(info.image_key, info.class_key)
-    encoded = list(read_records(checked_table(info, split, chosen), lambda _, record: bytes(find(record)[0])))
+    encoded = list(read_images(info, checked_table(info, split, chosen), lambda _, image: bytes(image)))
     options: dict[str, Any] = {"global_batch_size": min(batch_size, len(encoded)), "image_size": image_size}
     try:
         rows, left_out = file_rows(info, files, images, image_size, latency_ms / 1000) if files else ([], {})
@@ -207,7 +204,7 @@ def dataset_rows(info: DatasetInfo, split: str, encoded: Sequence[bytes], option
         return reader.as_jax(batches(), jax.sharding.SingleDeviceSharding(jax.devices()[0]))
 
     batches = partial(reader.train_batches, info, split, **options)
-    decode = ImageDecoder(info.image, options["image_size"], is_foreign=FOREIGN_KEY in info.manifest)
+    decode = ImageDecoder(info.image, options["image_size"], is_foreign=info.is_index)
     one_row = np.empty(decode.shape, np.uint8)
     expected_s = _seconds(lambda image: decode(image, one_row, 0), encoded) / cpu_count()
     alone = Row("decoding alone", _decoding(encoded, options["global_batch_size"], decode), expected_s)

@@ -53,13 +53,18 @@ class Scanners:
 
     def blocks(self, check: Callable[[T], R], blocks: Iterable[T]) -> Iterator[R]:
         """The results of `check` for each block of a file, in order; a few are in flight."""
-        pending: deque[Future[R]] = deque()
-        for block in blocks:
-            pending.append(self._workers.submit(check, block))
-            if len(pending) > self._ahead:
-                yield pending.popleft().result()
-        while pending:
+        return in_order(self._workers, check, blocks, self._ahead)
+
+
+def in_order(pool: ThreadPoolExecutor, function: Callable[[T], R], items: Iterable[T], ahead: int) -> Iterator[R]:
+    """The results of a function for each item, in order; so many more are in flight."""
+    pending: deque[Future[R]] = deque()
+    for item in items:
+        pending.append(pool.submit(function, item))
+        if len(pending) > ahead:
             yield pending.popleft().result()
+    while pending:
+        yield pending.popleft().result()
 
 
 class CheckedImage(NamedTuple):

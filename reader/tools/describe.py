@@ -8,7 +8,6 @@ from collections.abc import Iterator
 
 from beam_pipeline import schema, storage
 from beam_pipeline.errors import ImageShardsError
-from beam_pipeline.schema.manifest import FOREIGN_KEY
 from beam_pipeline.text import first_few, name_line, plural, size_text
 from reader.info import DatasetInfo, load_info
 
@@ -49,7 +48,7 @@ def _lines(info: DatasetInfo) -> Iterator[str]:
         yield f"mean {mean}, std {std} (of [0, 1], from {plural(manifest['image']['sampled_images'], 'image')})"
     rejects = manifest["rejects"]["by_reason"]
     if rejects:
-        name = "left out" if FOREIGN_KEY in manifest else "rejected"
+        name = "left out" if info.is_index else "rejected"
         yield f"{name}: {', '.join(f'{reason} {number:,}' for reason, number in sorted(rejects.items()))}"
 
 

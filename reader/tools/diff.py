@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,14 +12,13 @@ import numpy.typing as npt
 from numpy.lib.recfunctions import repack_fields
 
 from beam_pipeline.errors import CorruptRecordError, ImageShardsError, UsageError
-from beam_pipeline.schema.manifest import FOREIGN_KEY, Shard
+from beam_pipeline.schema.table import Table
 from beam_pipeline.text import first_few, name_line, plural
 from reader.info import DatasetInfo, load_info, version_before
-from reader.tools.read import read_filenames
+from reader.tools.read import read_paths, read_tables, with_records
 
 KINDS = ("added", "removed", "changed", "moved", "relabelled", "moved_split")
 _NAMES = 20  # shown of each kind
-_READS_AT_ONCE = 8
 Rows = npt.NDArray[np.void]
 # An image of a version, from its shard's record table; `label` numbers the class names of both versions, `number` is
 # that of the record among those of all splits.
@@ -98,7 +96,7 @@ def diff(
     given = load_info(dataset)
     versions = (version_before(given), given) if other is None else (given, load_info(other))
     for info in versions:
-        if FOREIGN_KEY in info.manifest:
+        if info.is_index:
             raise UsageError(f"{info.url}: its records were not written by imageshards, so they have no names")
     splits = sorted({*versions[0].splits, *versions[1].splits})
     labels = {name: number for number, name in enumerate(sorted({*versions[0].classes, *versions[1].classes}))}
@@ -153,17 +151,15 @@ def _read_rows(info: DatasetInfo, splits: Sequence[str], labels: Mapping[str, in
     """All images of a version."""
     labels_by_id = np.array([labels[name] for name in info.classes], np.uint32)
 
-    def read(split: str, shard: Shard) -> Rows:
-        table = info.load_table(shard)
-        rows = np.empty(len(table["bytes"]), _ROW)
-        rows["key"], rows["name"] = table["order_key"], table["name"]
-        rows["md5"] = np.ascontiguousarray(table["source_md5"]).view("S16").ravel()
-        rows["label"], rows["split"] = labels_by_id[table["class"]], splits.index(split)
-        return rows
+    every = np.empty(sum(split.records for split in info.splits.values()), _ROW)
 
-    shards = [(name, shard) for name, split in info.splits.items() for shard in split.shards]
-    with ThreadPoolExecutor(_READS_AT_ONCE) as pool:
-        every = np.concatenate(list(pool.map(read, *zip(*shards, strict=True))))
+    def take(split: str, rows: slice, table: Table) -> None:
+        some = every[rows]
+        some["key"], some["name"] = table["order_key"], table["name"]
+        some["md5"] = np.ascontiguousarray(table["source_md5"]).view("S16").ravel()
+        some["label"], some["split"] = labels_by_id[table["class"]], splits.index(split)
+
+    read_tables(info, take)
     every["number"] = np.arange(len(every))
     return every
 
@@ -199,9 +195,9 @@ class _Found:
 
     def names(self, version: int, versions: Sequence[DatasetInfo]) -> list[str]:
         """Their file names in the first (0) or the second (1) version, from its records."""
-        info, (numbers, order) = versions[version], np.unique(self._first[version]["number"], return_inverse=True)
+        info = versions[version]
         try:
-            names = read_filenames(info, [name for name, split in info.splits.items() if split.records], numbers)
+            paths = read_paths(info, with_records(info), self._first[version]["number"])
         except CorruptRecordError as error:
             raise ImageShardsError(f"{error}; imageshards verify {info.url} finds every fault") from None
-        return [names[number].decode("utf-8", "surrogateescape") for number in order.tolist()]
+        return [path.decode("utf-8", "surrogateescape") for path in paths]

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import hashlib
 import os
+import struct
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from dataclasses import dataclass
-from itertools import islice
 from typing import NamedTuple
 
 import numpy as np
@@ -19,23 +19,23 @@ import numpy.typing as npt
 
 from beam_pipeline.schema import canonical_json
 from beam_pipeline.schema.exclude import ListedImage
-from beam_pipeline.schema.manifest import FOREIGN_KEY, Shard, builtins_of
+from beam_pipeline.schema.manifest import builtins_of
+from beam_pipeline.schema.table import Table
 from beam_pipeline.text import first_few, name_line, plural
-from reader.example import ImageFinder
 from reader.info import DatasetInfo, load_info
 from reader.runs import Integers
 from reader.tables import Array, read_columns
 from reader.tools.near import near_groups
 from reader.tools.out_file import published_file
 from reader.tools.pictures import Pictures, statistics
-from reader.tools.read import read_filenames, read_records
+from reader.tools.read import read_images, read_paths, read_tables, with_records
 
 _SHOWN_GROUPS, _SHOWN_PATHS = 20, 5
-_TABLES_AT_ONCE = 8
-_BLOCK = 1 << 14  # MD5s that are kept as bytes
-Rows = npt.NDArray[np.void]
-# A record that has duplicates: its number among those of all splits, the numbers of its split and its class.
-_ROW = np.dtype([("row", "<i8"), ("split", "<i4"), ("label", "<u4")])
+_HALVES = struct.Struct(">QQ")  # of an MD5
+# Of groups of records: a number of 128 bits for each, as two; where its records begin among the grouped ones, then
+# where the last one's end; of these their numbers among the records of all splits, and their class ids; and how many
+# pairs got a second look.
+Grouped = tuple[npt.NDArray[np.uint64], Integers, Integers, Array, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,38 +150,42 @@ def find_groups(
     Args:
         take: is given each group, by path, and its lines of a list.
     """
-    splits = [name for name, split in info.splits.items() if split.records]
-    keys, first, rows, candidates = _group(info, splits) if found is None else _group_near(info, splits, found)
-    across_labels, across_splits = (_have_several(rows[name], first) for name in ("label", "split"))
+    splits = with_records(info)
+    grouped = _equal_bytes(info, splits) if found is None else _same_look(info, splits, found)
+    keys, first, row, label, candidates = grouped
+    ends = np.cumsum([info.splits[name].records for name in splits])
+    split = np.searchsorted(ends, row, "right").astype(np.uint16)
+    across_labels, across_splits = _have_several(label, first), _have_several(split, first)
     kind = np.where(across_labels, 0, np.where(across_splits, 1, 2))
     shown = np.concatenate([np.flatnonzero(kind == one)[:_SHOWN_GROUPS] for one in range(3)]).tolist()
-    some = (rows["row"][first[number] : first[number + 1]][:_SHOWN_PATHS] for number in shown)
-    named = np.sort(rows["row"] if take else np.concatenate([rows["row"][:0], *some]))
+    some = (row[first[number] : first[number + 1]][:_SHOWN_PATHS] for number in shown)
+    named = np.sort(row if take else np.concatenate([row[:0], *some]))
     paths = read_paths(info, splits, named)
 
-    def images(number: int, limit: int | None = None) -> list[GroupedImage]:
-        of = rows[first[number] : first[number + 1]][:limit]
-        names = (paths[place] for place in np.searchsorted(named, of["row"]).tolist())
-        labels = (info.classes[label] for label in of["label"].tolist())
-        return list(map(GroupedImage, names, (splits[one] for one in of["split"].tolist()), labels, of["row"].tolist()))
+    def images(begin: int, end: int) -> list[GroupedImage]:
+        numbers = row[begin:end]
+        names = (paths[place] for place in np.searchsorted(named, numbers).tolist())
+        in_splits = (splits[one] for one in split[begin:end].tolist())
+        labels = (info.classes[one] for one in label[begin:end].tolist())
+        return list(map(GroupedImage, names, in_splits, labels, numbers.tolist()))
 
     def described(number: int) -> DuplicateGroup:
-        of = rows[first[number] : first[number + 1]]
-        in_splits = [splits[one] for one in np.unique(of["split"]).tolist()]
-        labels = [info.classes[label] for label in np.unique(of["label"]).tolist()]
-        names = [image.name for image in images(number, _SHOWN_PATHS)]
-        return DuplicateGroup(keys[number].tobytes().hex(), len(of), in_splits, labels, names)
+        begin, end = first[number : number + 2].tolist()
+        in_splits = [splits[one] for one in np.unique(split[begin:end]).tolist()]
+        labels = [info.classes[one] for one in np.unique(label[begin:end]).tolist()]
+        names = [image.name for image in images(begin, min(end, begin + _SHOWN_PATHS))]
+        return DuplicateGroup(keys[number].tobytes().hex(), end - begin, in_splits, labels, names)
 
     if take:
-        for number, key in enumerate(keys):
-            of_group = sorted(images(number))
+        for key, begin, end in zip(keys, first[:-1], first[1:], strict=True):
+            of_group = sorted(images(begin, end))
             take(of_group, list(_lines(key.tobytes().hex(), of_group, found is not None)))
     return Duplicates(
         dataset=info.url,
-        compared="pictures" if found is not None else "stored" if FOREIGN_KEY in info.manifest else "source",
-        records=sum(info.splits[name].records for name in splits),
+        compared="pictures" if found is not None else "stored" if info.is_index else "source",
+        records=int(ends[-1]),
         groups=len(keys),
-        images=len(rows),
+        images=len(row),
         across_labels=int(across_labels.sum()),
         across_splits=int(across_splits.sum()),
         first=list(map(described, shown)),
@@ -217,37 +221,29 @@ def _lines(group: str, images: Sequence[GroupedImage], is_near: bool) -> Iterato
         yield ListedImage(image.name, reason, group, None if contrary else image is kept)
 
 
-# --- equal MD5s
+# --- groups
 
 
 def _have_several(values: npt.NDArray[np.integer], first: Integers) -> npt.NDArray[np.bool_]:
     """bool [groups]: whether the values of a group differ."""
-    is_other = np.append(values[1:] != values[:-1], False)  # than that of the next image
-    is_other[first[1:] - 1] = False
-    differ = np.zeros(len(first) - 1, np.bool_)
-    differ[np.searchsorted(first, np.flatnonzero(is_other), "right") - 1] = True
+    differ: npt.NDArray[np.bool_] = np.maximum.reduceat(values, first[:-1]) != np.minimum.reduceat(values, first[:-1])
     return differ
 
 
-def _group(info: DatasetInfo, splits: Sequence[str]) -> tuple[npt.NDArray[np.uint64], Integers, Rows, int]:
-    """The MD5s that several records have, ascending, as two numbers; where the records of each begin; these; and 0."""
-    ends = np.cumsum([info.splits[name].records for name in splits])
-    high, low, label = _load(info, splits, int(ends[-1]))
+def _equal_bytes(info: DatasetInfo, splits: Sequence[str]) -> Grouped:
+    """Records with the same MD5, in order of these."""
+    high, low, label = _load(info, splits)
     row, first = equal_rows(high, low)
-    rows, heads = np.empty(len(row), _ROW), row[first[:-1]]
-    rows["row"], rows["split"], rows["label"] = row, np.searchsorted(ends, row, "right"), label[row]
-    return np.stack([high[heads], low[heads]], 1).astype(">u8"), first, rows, 0
+    heads = row[first[:-1]]
+    return np.stack([high[heads], low[heads]], 1).astype(">u8"), first, row, label[row], 0
 
 
-def _group_near(
-    info: DatasetInfo, splits: Sequence[str], found: Pictures
-) -> tuple[npt.NDArray[np.uint64], Integers, Rows, int]:
-    """The same of records that look the same, and how many pairs got a second look."""
+def _same_look(info: DatasetInfo, splits: Sequence[str], found: Pictures) -> Grouped:
+    """Records that look the same; a group's number is the first one's hash and record number."""
     row, first, candidates = near_groups(info, found)
     label = np.concatenate([part["class"] for part in read_columns(info, "+".join(splits), ["class"])])
-    rows, heads = np.empty(len(row), _ROW), row[first[:-1]]
-    rows["row"], rows["split"], rows["label"] = row, found.split[row], label[row]
-    return np.stack([found.hash[heads], heads.astype(np.uint64)], 1).astype(">u8"), first, rows, candidates
+    heads = row[first[:-1]]
+    return np.stack([found.hash[heads], heads.astype(np.uint64)], 1).astype(">u8"), first, row, label[row], candidates
 
 
 def equal_rows(high: Array, low: Array) -> tuple[Integers, Integers]:
@@ -266,43 +262,21 @@ def equal_rows(high: Array, low: Array) -> tuple[Integers, Integers]:
     return row, np.concatenate(([0], np.cumsum(sizes)))
 
 
-def _load(info: DatasetInfo, splits: Sequence[str], records: int) -> tuple[Array, Array, Array]:
-    """Of all records the MD5's first and last 8 bytes as numbers, if they are asked for, and the class id."""
+def _load(info: DatasetInfo, splits: Sequence[str]) -> tuple[Array, Array, Array]:
+    """Of all records the MD5's first and last 8 bytes as numbers, and the class id."""
+    records = sum(info.splits[name].records for name in splits)
     (high, low), label = np.empty((2, records), np.uint64), np.empty(records, np.uint32)
-    is_index = FOREIGN_KEY in info.manifest
 
-    def read(shard: Shard, start: int) -> None:
-        table, of_shard = info.load_table(shard), slice(start, start + shard.records)
-        label[of_shard] = table["class"]
-        if not is_index:
-            high[of_shard], low[of_shard] = np.ascontiguousarray(table["source_md5"]).view(">u8").T
+    def take(_: str, rows: slice, table: Table) -> None:
+        label[rows] = table["class"]
+        if not info.is_index:
+            high[rows], low[rows] = np.ascontiguousarray(table["source_md5"]).view(">u8").T
 
-    shards = [shard for name in splits for shard in info.splits[name].shards]
-    starts = np.cumsum([0, *(shard.records for shard in shards)]).tolist()
-    with ThreadPoolExecutor(_TABLES_AT_ONCE) as pool:
-        list(pool.map(read, shards, starts))
-    if is_index:
-        find = ImageFinder(info.image_key, info.class_key)
-        md5s = read_records(
-            info.run_table("+".join(splits)),
-            lambda _, record: hashlib.md5(find(record)[0], usedforsecurity=False).digest(),
-        )
-        for start in range(0, records, _BLOCK):
-            halves = np.frombuffer(b"".join(islice(md5s, _BLOCK)), ">u8").reshape(-1, 2)
-            high[start : start + _BLOCK], low[start : start + _BLOCK] = halves.T
+    read_tables(info, take)
+    if info.is_index:
+
+        def digest(number: int, encoded: memoryview) -> None:
+            high[number], low[number] = _HALVES.unpack(hashlib.md5(encoded, usedforsecurity=False).digest())
+
+        deque(read_images(info, info.run_table("+".join(splits)), digest), 0)
     return high, low, label
-
-
-# --- records
-
-
-def read_paths(info: DatasetInfo, splits: Sequence[str], rows: Integers) -> list[bytes]:
-    """The paths of some records, ascending numbers among those of all splits."""
-    records = [info.splits[name].records for name in splits]
-    if FOREIGN_KEY in info.manifest:
-        ends = np.cumsum(records)
-        places = np.searchsorted(ends, rows, "right")
-        numbers = rows - (ends - records)[places]
-        pairs = zip(places.tolist(), numbers.tolist(), strict=True)
-        return [f"{splits[place]}[{number}:{number + 1}]".encode() for place, number in pairs]
-    return read_filenames(info, splits, rows)

@@ -120,11 +120,11 @@ def index(
     splits, sources = _splits(patterns, files)
     sampled = -(-_SAMPLED_IMAGES // len(splits.get("train", files)))
     with Scanners(len(files)) as scanners:
-        scan = partial(_scan_file, keys, sampled, scanners)
+        scan = partial(_scan_file, folder, keys, sampled, scanners)
         scans = {split: list(scanners.files(scan, names)) for split, names in splits.items()}
     total = _sum(one for found in scans.values() for one in found)
     if not total.records:
-        raise ImageShardsError(str(total.errors[0]) if total.errors else f"{files[0]}: no record in {len(files)} files")
+        raise ImageShardsError(str(total.errors[0]))  # at least that of the record that has the keys
     total.classes[max(0, keys.one_hot - 1)] += 0  # a list has its last class, even if no record is of it
     _write(folder, scans, total, _class_names(files[0], total, given, labels_file), keys)
     return IndexResult(load_info(str(folder)), total.records, dict(total.left_out), sources)
@@ -267,7 +267,7 @@ class _Contents:
     Attributes:
         left_out: those that aren't indexed, by reason.
         errors: the first of these.
-        labels: class id of each, of a block only.
+        places: (offset, framed bytes, class id) of each, of a block only.
         names: (class id, class name) of some.
         features: by (name, type, number of values: 0, 1 or 2 for more) of the features other than image and class.
         images: (format, whether it is grey, height, width) of some.
@@ -279,7 +279,7 @@ class _Contents:
     left_out: Counter[str] = field(default_factory=Counter)
     errors: list[CorruptRecordError] = field(default_factory=list)
     classes: Counter[int] = field(default_factory=Counter)
-    labels: array[int] = field(default_factory=lambda: array("q"))
+    places: list[tuple[int, int, int]] = field(default_factory=list)
     names: set[tuple[int, bytes]] = field(default_factory=set)
     features: Counter[tuple[str, str, int]] = field(default_factory=Counter)
     images: set[tuple[str, bool, int, int]] = field(default_factory=set)
@@ -292,8 +292,9 @@ class _Contents:
         """How many are indexed."""
         return self.classes.total()
 
-    def take(self, record: bytes | CorruptRecordError, keys: Keys, is_sampled: bool) -> tuple[str, str]:
+    def take(self, frame: Frame, keys: Keys, is_sampled: bool) -> tuple[str, str]:
         """Decode a record's image and count what the record holds, or say why it is left out: a reason, and details."""
+        record = frame.record
         if isinstance(record, CorruptRecordError):
             return "corrupt_record", record.reason
         try:
@@ -317,7 +318,7 @@ class _Contents:
         except InvalidRecordError as error:
             return "decode_error", _raw_pixels(features, len(encoded)) or str(error)
         self.classes[label] += 1
-        self.labels.append(label)
+        self.places.append((frame.offset, len(record) + schema.FRAME_BYTES, label))
         if name := single_bytes(features, keys.name):
             self.names.add((label, name))
         own = (keys.image, keys.label)
@@ -344,28 +345,30 @@ class _File:
     """What the pass over a file found.
 
     Attributes:
+        name: as the manifest has it: full, or below the index's folder.
+        size: in bytes.
         runs: rows of `schema.RUN_DTYPE` without the shard's number.
-        columns: of its record table.
+        record_table: with what is known of records that we didn't write.
     """
 
-    path: str
-    bytes: int
+    name: str
+    size: int
     crc32c: int
     contents: _Contents
     runs: list[tuple[int, int, int]]
-    columns: dict[str, array[int]]
+    record_table: bytes
 
 
-def _scan_file(keys: Keys, sampled: int, scanners: Scanners, path: str) -> _File:
+def _scan_file(folder: Path, keys: Keys, sampled: int, scanners: Scanners, path: str) -> _File:
     """Read a file from start to end; mean and std come from its first `sampled` records."""
     scan, contents = FileScan(path), _Contents()
     runs: list[tuple[int, int, int]] = []
     columns = {"bytes": array("q"), "class": array("q")}
-    for block, spans in scanners.blocks(partial(_read_block, path, keys, sampled), scan.blocks()):
+    for block in scanners.blocks(partial(_read_block, path, keys, sampled), scan.blocks()):
         contents.add(block)
-        columns["class"] += block.labels
-        for offset, size in spans:  # a run also ends before a record that is left out
+        for offset, size, label in block.places:  # a run also ends before a record that is left out
             columns["bytes"].append(size)
+            columns["class"].append(label)
             begin, run_bytes, records = runs[-1] if runs else (0, -1, 0)
             if begin + run_bytes == offset and records < schema.RUN_RECORDS:
                 runs[-1] = begin, run_bytes + size, records + 1
@@ -375,22 +378,22 @@ def _scan_file(keys: Keys, sampled: int, scanners: Scanners, path: str) -> _File
         _LOG.warning("left out: %s", name_line(str(error)))
     if contents.left_out.total() > len(contents.errors):
         _LOG.warning("%s: %d records are left out", name_line(path), contents.left_out.total())
-    return _File(path, storage.open_storage(path).size(path), scan.crc32c, contents, runs, columns)
+    table = table_bytes({name: COLUMNS[name] for name in columns}, columns)
+    size = storage.open_storage(path).size(path)
+    return _File(path.removeprefix(f"{folder}/"), size, scan.crc32c, contents, runs, table)
 
 
-def _read_block(path: str, keys: Keys, sampled: int, block: Iterable[Frame]) -> tuple[_Contents, list[tuple[int, int]]]:
-    """What a block holds, and (offset, framed bytes) of each record; any thread checks CRCs and decodes here."""
-    contents, spans = _Contents(), []
-    for number, offset, record in block:
-        reason, details = contents.take(record, keys, number < sampled)
+def _read_block(path: str, keys: Keys, sampled: int, block: Iterable[Frame]) -> _Contents:
+    """What a block holds; any thread checks CRCs and decodes here."""
+    contents = _Contents()
+    for frame in block:
+        reason, details = contents.take(frame, keys, frame.number < sampled)
         if reason == _NOT_ONE_HOT:
-            raise UsageError(f"{path}: record {number}: {details}")
+            raise UsageError(f"{path}: record {frame.number}: {details}")
         if reason:
             contents.left_out[reason] += 1
-            contents.errors.append(CorruptRecordError(path, number, offset, details))
-        else:
-            spans.append((offset, len(record) + schema.FRAME_BYTES))  # type: ignore[arg-type]
-    return contents, spans
+            contents.errors.append(CorruptRecordError(path, frame.number, frame.offset, details))
+    return contents
 
 
 def _raw_pixels(features: Mapping[str, Value], size: int) -> str:
@@ -420,18 +423,15 @@ def _write(folder: Path, scans: dict[str, list[_File]], total: _Contents, classe
         buffer = io.BytesIO()
         np.save(buffer, np.array(rows, schema.RUN_DTYPE))
         contents[schema.runs_file(split)] = buffer.getvalue()
-    manifest = _manifest(folder, scans, total, classes, keys)
+    manifest = _manifest(scans, total, classes, keys)
     manifest["files"] = {path: schema.sha256(data) for path, data in contents.items()}
-    for file in (one for found in scans.values() for one in found):
-        contents[schema.table_file(_name_in(folder, file))] = _table(file)
+    contents |= {schema.table_file(one.name): one.record_table for found in scans.values() for one in found}
     contents[schema.MANIFEST_FILE] = seal_manifest(manifest)
     for path, data in contents.items():
         storage.open_storage(str(folder)).write(f"{folder}/{path}", data)
 
 
-def _manifest(
-    folder: Path, scans: dict[str, list[_File]], total: _Contents, classes: list[str], keys: Keys
-) -> dict[str, Any]:
+def _manifest(scans: dict[str, list[_File]], total: _Contents, classes: list[str], keys: Keys) -> dict[str, Any]:
     every = [one for found in scans.values() for one in found]
     formats, greys, heights, widths = (set(kinds) for kinds in zip(*total.images, strict=True))
     channels, image_format = 1 if greys == {True} else 3, formats.pop() if len(formats) == 1 else "mixed"
@@ -440,7 +440,7 @@ def _manifest(
     fingerprint = f"{total.digest:032x}"
     return {
         "format_version": FORMAT_VERSION,
-        "name": _dataset_name(every[0].path),
+        "name": _dataset_name(every[0].name),
         "version": VERSION,
         FOREIGN_KEY: {"image": keys.image, "class": keys.label, **({"one_hot": keys.one_hot} if keys.one_hot else {})},
         "configuration": {"compression": "none", "image_format": image_format, "one_hot": False},
@@ -462,7 +462,7 @@ def _manifest(
         "plan": {},
         "codec": {},
         "rejects": {"by_reason": dict(total.left_out), "environment": 0},
-        "splits": {split: _split(folder, found, len(classes)) for split, found in scans.items()},
+        "splits": {split: _split(found, len(classes)) for split, found in scans.items()},
     }
 
 
@@ -481,37 +481,27 @@ def _features(total: _Contents) -> list[dict[str, Any]]:
     return features
 
 
-def _split(folder: Path, files: Sequence[_File], classes: int) -> dict[str, Any]:
+def _split(files: Sequence[_File], classes: int) -> dict[str, Any]:
     total = _sum(files)
     shards = [
         {
-            "file": _name_in(folder, one),
+            "file": one.name,
             "records": one.contents.records,
-            "bytes": one.bytes,
+            "bytes": one.size,
             "crc32c": one.crc32c,
             "images": one.contents.records + one.contents.left_out.total(),
             "listing_fingerprint": f"{one.contents.digest:032x}",
             "content_fingerprint": f"{one.contents.digest:032x}",
-            "table": builtins_of(file_sums(_table(one))),
+            "table": builtins_of(file_sums(one.record_table)),
         }
         for one in files
     ]
     return {
         "records": total.records,
-        "bytes": sum(one.bytes for one in files),
+        "bytes": sum(one.size for one in files),
         "class_counts": [total.classes[number] for number in range(classes)],
         "shards": shards,
     }
-
-
-def _name_in(folder: Path, file: _File) -> str:
-    """A file as the manifest names it."""
-    return file.path.removeprefix(f"{folder}/")
-
-
-def _table(file: _File) -> bytes:
-    """The record table of a file, with what is known of records that we didn't write."""
-    return table_bytes({name: COLUMNS[name] for name in file.columns}, file.columns)
 
 
 def _mean_and_std(moments: npt.NDArray[np.int64]) -> tuple[list[str], list[str]]:

@@ -6,6 +6,7 @@ pictures themselves, since chance pairs grow with the square of the records (abo
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
@@ -14,12 +15,11 @@ import numpy as np
 import numpy.typing as npt
 
 from beam_pipeline.errors import ImageShardsError
-from reader.example import ImageFinder
 from reader.info import DatasetInfo
 from reader.machine import cpu_count
 from reader.runs import Integers
 from reader.tools.pictures import GRID, TINT_GRID, Floats, Pictures, look_of
-from reader.tools.read import checked_table, read_records
+from reader.tools.read import checked_table, read_images
 
 _MAX_BITS = 8  # that differ: of photos a 5 % crop is still found in 0.92 of cases (docs/decisions/021)
 _MIN_CORRELATION = 0.88  # of 32 x 32 grey pictures: of copies at least 0.89, of other photos at most 0.87
@@ -131,23 +131,22 @@ def _near(
 
 def second_looks(info: DatasetInfo, splits: Sequence[str], pairs: Pairs) -> Iterator[npt.NDArray[np.bool_]]:
     """Whether the pictures of each pair are alike; each is read again, by its range."""
-    find, channels, split = ImageFinder(info.image_key, info.class_key), info.image.channels, "+".join(splits)
+    channels, split = info.image.channels, "+".join(splits)
     for start in range(0, len(pairs.first), _LOOKS_AT_ONCE):
         some = slice(start, start + _LOOKS_AT_ONCE)
         first, second, is_mirrored = pairs.first[some], pairs.second[some], pairs.is_mirrored[some]
         rows = np.unique(np.concatenate([first, second]))
-        table = checked_table(info, split, rows)
         small, tints = np.empty((len(rows), GRID, GRID), np.uint8), np.empty((len(rows), 2, TINT_GRID, TINT_GRID), "f4")
 
-        def look(number: int, record: bytes, small: Any = small, tints: Any = tints) -> None:
-            small[number], tints[number] = look_of(find(record)[0], channels)
+        def look(number: int, encoded: memoryview, small: Any = small, tints: Any = tints) -> None:
+            small[number], tints[number] = look_of(encoded, channels)
 
-        for _ in read_records(table, look):
-            pass
+        deque(read_images(info, checked_table(info, split, rows), look), 0)
         one, other = (np.searchsorted(rows, part) for part in (first, second))
         for piece in np.array_split(np.arange(len(one)), len(one) // 1024 + 1):
             a, b, mirrored = one[piece], other[piece], is_mirrored[piece]
-            yield _alike(small[a], small[b], mirrored) & _of_one_colour(tints[a], tints[b], mirrored)
+            is_flat = np.maximum(*(small[ends].std((1, 2)) for ends in (a, b))) < _FLAT
+            yield _alike(small[a], small[b], mirrored) & _of_one_colour(tints[a], tints[b], mirrored, is_flat)
 
 
 def _alike(
@@ -170,13 +169,19 @@ def _alike(
     return is_alike
 
 
-def _of_one_colour(one: Floats, other: Floats, is_mirrored: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
-    """bool [n] of float32 [n, 2, 4, 4]: whether the tints are alike; a copy that is nearly grey has none."""
+def _of_one_colour(
+    one: Floats, other: Floats, is_mirrored: npt.NDArray[np.bool_], is_flat: npt.NDArray[np.bool_]
+) -> npt.NDArray[np.bool_]:
+    """bool [n] of float32 [n, 2, 4, 4]: whether the tints are alike; a copy that is nearly grey has none.
+
+    Of pictures without contrast there is nothing else to tell them by, so those have the same.
+    """
     other = np.where(is_mirrored[:, None, None, None], other[..., ::-1], other)
     a, b = (tint.reshape(len(tint), -1) for tint in (one, other))
     strength = [np.sqrt((tint**2).mean(1)) for tint in (a, b)]
     is_alike: npt.NDArray[np.bool_] = (a * b).mean(1) >= _MIN_TINT * strength[0] * strength[1]
     is_alike |= np.minimum(*strength) < _GREYISH
+    is_alike &= ~is_flat | (np.sqrt(((a - b) ** 2).mean(1)) < 2 * _FLAT)
     return is_alike
 
 

@@ -18,8 +18,8 @@ import numpy as np
 
 from beam_pipeline import __version__, schema
 from beam_pipeline.schema.exclude import ListedImage
-from beam_pipeline.schema.job import Run
-from beam_pipeline.schema.manifest import FOREIGN_KEY, builtins_of
+from beam_pipeline.schema.job import as_run
+from beam_pipeline.schema.manifest import builtins_of
 from beam_pipeline.schema.table import SOURCE_FORMATS
 from beam_pipeline.text import name_line, plural, printable, size_text
 from reader.info import DatasetInfo
@@ -27,7 +27,8 @@ from reader.map import records
 from reader.pixels import in_8_bits, open_image
 from reader.tables import Array
 from reader.tools.diff import Difference
-from reader.tools.report import Finding, Report, Rows, class_counts
+from reader.tools.read import with_records
+from reader.tools.report import Finding, Report, Rows
 
 # What the page has room for: bytes of pictures in base64, and of each list; pictures or lines of a finding, pictures of
 # a group; rows of the table of classes. All of it full is less than 4 MB.
@@ -40,43 +41,34 @@ _BINS, _WIDTH, _HEIGHT = 32, 320, 88  # of a chart
 _BATCH = 64
 
 
-def render(report: Report, found: Rows, difference: Difference | None, run: Run) -> bytes:
+def render(report: Report, found: Rows, difference: Difference | None) -> bytes:
     """The page in UTF-8."""
     text = files(__package__).joinpath("report.html").read_text()
     (script,) = re.findall(r"<script>(.*?)</script>", text, re.DOTALL)
-    environment = jinja2.Environment(
-        autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
-    )
-    environment.filters |= {
-        "end": _end,
-        "name": name_line,
-        "plural": plural,
-        "printable": printable,
-        "size": size_text,
-        "number": "{:,}".format,
-    }
+    options: dict[str, Any] = {"undefined": jinja2.StrictUndefined, "trim_blocks": True, "lstrip_blocks": True}
+    environment = jinja2.Environment(autoescape=True, **options)
+    environment.filters |= {"end": _end, "name": name_line, "plural": plural, "printable": printable}
+    environment.filters |= {"size": size_text, "number": "{:,}".format}
     look = [_look(one) for one in report.findings if one.count]
     shown = [one.row for finding in look for group in finding["groups"] for one in group.pictures[:_IN_GROUP]]
-    counts, (labels, rows) = class_counts(found.info), np.unique(found.columns["class"], return_index=True)
-    classes, first = _classes(counts), dict(zip(labels.tolist(), rows.tolist(), strict=True))
-    ends = chain.from_iterable(
-        zip(classes, reversed(classes), strict=True)
-    )  # the rarest and the most frequent by turns
-    faces = [first[number] for number in ends if number in first]
+    labels, rows = np.unique(found.columns["class"], return_index=True)
+    classes, first = _classes(found.counts), dict(zip(labels.tolist(), rows.tolist(), strict=True))
+    by_turns = chain.from_iterable(zip(classes, reversed(classes), strict=True))  # the rarest and the most frequent
+    faces = [first[number] for number in by_turns if number in first]
     page = environment.from_string(text).render(
         info=found.info,
         report=report,
         version=__version__,
         script_digest=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
         stored=_stored(found.info),
-        made=_made(found.info, run),
+        made=_made(found.info),
         snippet=snippet(found.info),
         look=look,
         in_group=_IN_GROUP,
         fine=[one.title for one in report.findings if not one.count],
         pictures=dict(_pictures(found, shown, _LOOK_SIDE, _LOOK_BYTES)),
         classes=classes,
-        counts=counts.T.tolist(),
+        counts=found.counts.T.tolist(),
         first=first,
         faces=dict(_pictures(found, faces, _CLASS_SIDE, _CLASS_BYTES)),
         charts=list(_charts(found)),
@@ -92,19 +84,23 @@ def _stored(info: DatasetInfo) -> str:
     pixels = " to ".join(f"{height} × {width}" for height, width in sizes)
     index = ". This is an index: its records are in TFRecord files that imageshards didn't write"
     what = f"{image.format.upper()}, {plural(image.channels, 'channel')}, {pixels} pixels (height × width)"
-    return what + index * (FOREIGN_KEY in info.manifest)
+    return what + index * info.is_index
 
 
-def _made(info: DatasetInfo, run: Run) -> str:
-    """The command that wrote the dataset, and its flags."""
+def _made(info: DatasetInfo) -> str:
+    """The command that wrote the dataset, if that is known, and its flags."""
+    try:
+        command = as_run(json.loads(info.storage.read(info.path(schema.RUN_FILE)))).command
+    except (FileNotFoundError, ValueError):
+        command = ()
     flags = info.manifest["configuration"].items()
     lines = [f"{name} = {json.dumps(value, ensure_ascii=False)}" for name, value in sorted(flags) if name != "labels"]
-    return "\n".join(map(name_line, [shlex.join(run.command)] * bool(run.command) + lines))
+    return "\n".join(map(name_line, [shlex.join(command)] * bool(command) + lines))
 
 
 def snippet(info: DatasetInfo) -> str:
     """A program that loads the dataset, with a line for each framework."""
-    names = [name for name, split in info.splits.items() if split.records]
+    names = with_records(info)
     train = "train" if "train" in names else names[0]
     size = "" if info.image.min_size == info.image.max_size else ", image_size=224"
     given = f"{info.url!r}, {{!r}}, global_batch_size={min(_BATCH, info.splits[train].records)}{size}"
@@ -184,7 +180,7 @@ def _charts(found: Rows) -> Iterator[dict[str, str]]:
         stored = f"; stored at {max(image.max_size)} px" if is_one_size and image.max_size else ""
         yield _histogram("Longer side of the originals", longer, lambda value: f"{value:,.0f} px", stored)
     yield _histogram("Bytes per record", columns["bytes"], size_text)
-    yield _histogram("Images of a class", class_counts(found.info).sum(0), lambda value: f"{value:,.0f}")
+    yield _histogram("Images of a class", found.counts.sum(0), lambda value: f"{value:,.0f}")
 
 
 def _histogram(title: str, values: Array, text: Callable[[float], str], more: str = "") -> dict[str, str]:

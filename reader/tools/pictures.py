@@ -6,6 +6,7 @@ One pass over the shards, with no learned model. What they can't see is most wro
 from __future__ import annotations
 
 import os
+from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -14,10 +15,9 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image
 
-from reader.example import ImageFinder
 from reader.info import DatasetInfo, load_info
 from reader.pixels import Pixels, decode_pixels, stored_shape
-from reader.tools.read import read_records
+from reader.tools.read import read_images, with_records
 
 Floats = npt.NDArray[np.floating[Any]]
 GRID = 32  # side of the grey picture that is hashed and compared
@@ -143,29 +143,25 @@ class Pictures:
             yield row
 
 
-def statistics(dataset: DatasetInfo | str | os.PathLike[str], *, split: str | None = None) -> Pictures:
+def statistics(dataset: DatasetInfo | str | os.PathLike[str]) -> Pictures:
     """Read every record once, on all cores, and say what its picture is like.
 
     Args:
         dataset: what `load_info` returned, or the URL.
-        split: the name of one split; None for all.
 
     Raises:
-        UsageError: no such split, or one without records.
         CorruptRecordError: a record is corrupt; names file, record and byte offset.
         ImageShardsError: the version is compressed.
     """
     info = load_info(dataset)
-    names = [name for name, one in info.splits.items() if one.records] if split is None else [split]
-    find, channels = ImageFinder(info.image_key, info.class_key), info.image.channels
+    names, channels = with_records(info), info.image.channels
     counts = [info.records(name) for name in names]
     found = np.zeros(sum(counts), _ROW)
 
-    def measure(number: int, record: bytes) -> None:
-        found[number] = measured(_decoded(find(record)[0], channels))
+    def measure(number: int, encoded: memoryview) -> None:
+        found[number] = measured(_decoded(encoded, channels))
 
-    for _ in read_records(info.run_table("+".join(names)), measure) if len(found) else ():
-        pass
+    deque(read_images(info, info.run_table("+".join(names)), measure) if names else (), 0)
     columns: dict[str, Any] = {name: np.ascontiguousarray(found[name]) for name in _ROW.names or ()}
     number = np.concatenate([np.arange(count) for count in counts] or [np.empty(0, np.int64)])
     return Pictures(np.repeat(np.arange(len(names), dtype=np.uint16), counts), number, **columns, splits=tuple(names))

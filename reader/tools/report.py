@@ -18,23 +18,40 @@ import numpy as np
 from beam_pipeline import schema, storage
 from beam_pipeline.errors import UsageError
 from beam_pipeline.schema.exclude import ListedImage
-from beam_pipeline.schema.job import Run, as_run
-from beam_pipeline.schema.manifest import FOREIGN_KEY, builtins_of
+from beam_pipeline.schema.manifest import builtins_of
 from beam_pipeline.text import first_few, name_line, plural
 from reader.info import DatasetInfo, load_info, version_before
 from reader.runs import Integers
 from reader.tables import Array, Columns, read_columns
 from reader.tools.diff import Difference, diff
-from reader.tools.duplicates import GroupedImage, find_groups, read_paths
+from reader.tools.duplicates import GroupedImage, find_groups
 from reader.tools.out_file import published_file
 from reader.tools.pictures import FENCES, Pictures, statistics
-from reader.tools.rejects import RejectGroup, rejects
+from reader.tools.read import read_paths, with_records
+from reader.tools.rejects import rejects
 
 _GROUPS = 500  # of copies that are kept for the page, the largest
 _FEW = 10  # a class is small if it has less than this part of the median class
 _LONG = 2  # an aspect ratio is extreme if it is this many times the median, among the most extreme 1 %
 _EXTREME = 0.99
 _COLUMNS = ("class", "bytes", "source_height", "source_width", "source_format", "passthrough")
+# Kind → title, and what the groups are.
+_COPIES = {
+    "leaks": (
+        "Leaks between splits",
+        "The same picture, or one that looks like it, is in several splits, so the evaluation is better than "
+        "the model. The list keeps the one that isn't in train; a group with several labels is in the list of these.",
+    ),
+    "labels": (
+        "Contradicting labels",
+        "Pictures that look the same have several labels. Which is right only you can say: in the list, set "
+        "keep of a line to true, and --exclude leaves out the others of its group.",
+    ),
+    "copies": (
+        "Copies within a split",
+        "A picture comes several times in one split. The list keeps one of each group.",
+    ),
+}
 # What `pictures.statistics` finds suspicious → title, meaning of its number.
 _SUSPICIOUS = {
     "dark": ("Dark pictures", "Mean of the grey picture, 0 to 255"),
@@ -127,10 +144,8 @@ class Report:
         moved = [f"{name} {before} → {now}" for name, (before, now) in self.moved_classes.items()]
         lines = [f"{plural(counts['leaks'], 'group')} of copies in several splits"] * bool(counts["leaks"])
         lines += [f"{plural(counts['labels'], 'group')} of copies with several labels"] * bool(counts["labels"])
-        if self.empty_classes:
-            lines.append(
-                f"{plural(len(self.empty_classes), 'class')} without a record: {first_few(self.empty_classes)}"
-            )
+        if empty := self.empty_classes:
+            lines.append(f"{plural(len(empty), 'class')} without a record: {first_few(empty)}")
         if moved:
             lines.append(f"{plural(len(moved), 'class id')} moved since the version before: {first_few(moved)}")
         return lines
@@ -143,13 +158,8 @@ class Report:
     def as_json(self) -> dict[str, Any]:
         """The findings with their lists, and a row per record."""
         findings = {
-            one.kind: {
-                "count": one.count,
-                "unit": one.unit,
-                "about": one.about,
-                "list": list(map(builtins_of, one.lines)),
-                "listed": one.listed,
-            }
+            one.kind: {name: getattr(one, name) for name in ("count", "unit", "about", "listed")}
+            | {"list": list(map(builtins_of, one.lines))}
             for one in self.findings
         }
         document: dict[str, Any] = {"dataset": self.dataset, "out": self.out, "faults": self.faults}
@@ -174,19 +184,14 @@ def report(dataset: DatasetInfo | str | os.PathLike[str], out: str | os.PathLike
     place = storage.normalize(os.fspath(info.path(schema.REPORT_FILE) if out is None else out))
     with published_file(place) as file:
         found, difference = Rows(info), _difference(info)
-        groups, pictures = rejects(info), statistics(info)
-        findings = [
-            *_copies(found, pictures),
-            *_classes(info),
-            *_suspicious(found, pictures),
-            *_shapes(found),
-            *_rejected(found, groups),
-        ]
-        empty = [info.classes[number] for number in np.flatnonzero(class_counts(info).sum(0) == 0)]
+        rejected, pictures = list(_rejected(found)), statistics(info)
+        findings = [*_copies(found, pictures), *_classes(found), *_suspicious(found, pictures)]
+        findings += [*_shapes(found), *rejected]
+        empty = [info.classes[number] for number in np.flatnonzero(found.counts.sum(0) == 0)]
         changes = difference.classes.items() if difference else ()
         moved = {name: (before, now) for name, (before, now) in changes if before is not None and now is not None}
         made = Report(info.url, place, findings, empty, moved, pictures)
-        file.write(render(made, found, difference, run_of(info)))
+        file.write(render(made, found, difference))
     return made
 
 
@@ -201,12 +206,14 @@ class Rows:
         splits: names of those that have records, in the order of the rows.
         split: all of these as a split string.
         columns: name → array [records]; an index of third-party files has `class` and `bytes` only.
+        counts: int64 [splits, classes], records of each; of empty splits, too.
     """
 
     def __init__(self, info: DatasetInfo) -> None:
         self.info, self.url = info, shlex.quote(info.url)
-        self.splits = [name for name, split in info.splits.items() if split.records]
+        self.splits = with_records(info)
         self.split = "+".join(self.splits)
+        self.counts = np.array([split.class_counts for split in info.splits.values()], np.int64)
         there = {*Columns(info, next(shard for name in self.splits for shard in info.splits[name].shards))}
         names = [name for name in _COLUMNS if name in there]
         tables = list(read_columns(info, self.split, names))
@@ -214,9 +221,7 @@ class Rows:
 
     def finding(self, kind: str, title: str, about: str, rows: Integers, notes: Sequence[str]) -> Finding:
         """A finding of single pictures, the worst first; each note is of a row."""
-        ascending, at = np.unique(rows, return_inverse=True)
-        names = read_paths(self.info, self.splits, ascending)
-        paths = [names[number].decode("utf-8", "surrogateescape") for number in at.tolist()]
+        paths = [path.decode("utf-8", "surrogateescape") for path in read_paths(self.info, self.splits, rows)]
         lines = list(map(ListedImage, paths, notes))
         groups = [Group("", [Shown(*one)]) for one in zip(rows.tolist(), paths, notes, strict=True)]
         return Finding(kind, title, len(lines), "picture", about, groups, lines, len(lines), self.everything)
@@ -227,25 +232,12 @@ class Rows:
         return f"imageshards report {self.url} --json"
 
 
-def run_of(info: DatasetInfo) -> Run:
-    """How the job went that wrote the dataset; all defaults if that isn't known."""
-    try:
-        return as_run(json.loads(info.storage.read(info.path(schema.RUN_FILE))))
-    except (FileNotFoundError, ValueError):
-        return Run()
-
-
 def _difference(info: DatasetInfo) -> Difference | None:
     """What differs from the version before; None if there is none."""
     try:
-        return None if FOREIGN_KEY in info.manifest else diff(version_before(info), info)
+        return None if info.is_index else diff(version_before(info), info)
     except UsageError:
         return None
-
-
-def class_counts(info: DatasetInfo) -> Array:
-    """int64 [splits, classes]: records of each."""
-    return np.array([split.class_counts for split in info.splits.values()], np.int64)
 
 
 # --- what needs a look
@@ -254,7 +246,7 @@ def class_counts(info: DatasetInfo) -> Array:
 def _copies(found: Rows, pictures: Pictures) -> Iterator[Finding]:
     """Groups of pictures that look the same: across splits, across labels, and the rest."""
     kept: dict[str, list[tuple[int, str, Sequence[GroupedImage], Sequence[ListedImage]]]]
-    kept = {"leaks": [], "labels": [], "copies": []}
+    kept = {kind: [] for kind in _COPIES}
     counts, listed = dict.fromkeys(kept, 0), dict.fromkeys(kept, 0)
 
     def take(images: Sequence[GroupedImage], lines: Sequence[ListedImage]) -> None:
@@ -268,21 +260,13 @@ def _copies(found: Rows, pictures: Pictures) -> Iterator[Finding]:
                 heapq.heappop(kept[kind])
 
     find_groups(found.info, take, pictures)
-    about = {
-        "leaks": "The same picture, or one that looks like it, is in several splits, so the evaluation is better than "
-        "the model. The list keeps the one that isn't in train; a group with several labels is in the list of these.",
-        "labels": "Pictures that look the same have several labels. Which is right only you can say: in the list, set "
-        "keep of a line to true, and --exclude leaves out the others of its group.",
-        "copies": "A picture comes several times in one split. The list keeps one of each group.",
-    }
-    titles = {"leaks": "Leaks between splits", "labels": "Contradicting labels", "copies": "Copies within a split"}
     complete = f"imageshards duplicates {found.url} --near --out FILE"
-    for kind, largest in kept.items():
+    for (kind, largest), (title, about) in zip(kept.items(), _COPIES.values(), strict=True):
         largest.sort(key=lambda group: (-group[0], group[1]))
         groups = [_group(images) for _, _, images, _ in largest]
         decided = [lines for *_, lines in largest if kind == "labels" or lines[0].keep is not None]
         every = [line for lines in decided for line in lines]
-        yield Finding(kind, titles[kind], counts[kind], "group", about[kind], groups, every, listed[kind], complete)
+        yield Finding(kind, title, counts[kind], "group", about, groups, every, listed[kind], complete)
 
 
 def _group(images: Sequence[GroupedImage]) -> Group:
@@ -291,9 +275,9 @@ def _group(images: Sequence[GroupedImage]) -> Group:
     return Group(f"{plural(len(images), 'image')}: {first_few(splits, 5)} · {first_few(labels, 5)}", shown)
 
 
-def _classes(info: DatasetInfo) -> Iterator[Finding]:
+def _classes(found: Rows) -> Iterator[Finding]:
     """Classes that are empty, missing in a split, or small."""
-    counts = class_counts(info)
+    info, counts = found.info, found.counts
     totals = counts.sum(0)
     median = float(np.median(totals))
     bad = np.flatnonzero((counts == 0).any(0) | (totals * _FEW < median))
@@ -340,9 +324,9 @@ def _shapes(found: Rows) -> Iterator[Finding]:
     yield finding("enlarged", "Tiny originals", about, factor, _LONG)
 
 
-def _rejected(found: Rows, reasons: Sequence[RejectGroup]) -> Iterator[Finding]:
+def _rejected(found: Rows) -> Iterator[Finding]:
     """Images that got no record."""
-    info, lines = found.info, list[ListedImage]()
+    info, lines, reasons = found.info, list[ListedImage](), rejects(found.info)
     groups = [
         Group(f"{one.what} · {one.count:,} · {first_few(one.paths)}".strip(" ·"), (), one.count) for one in reasons
     ]

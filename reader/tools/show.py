@@ -14,7 +14,6 @@ import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
 from beam_pipeline.errors import ImageShardsError, UsageError
-from beam_pipeline.schema.manifest import FOREIGN_KEY
 from beam_pipeline.text import name_line
 from reader import order
 from reader.augment import BY_NAME, Augment
@@ -108,11 +107,10 @@ def choose(
     if isinstance(augment, str) and augment not in BY_NAME:
         raise UsageError(f"augment {augment!r}: choose one of {', '.join(BY_NAME)}")
     info, decode = load_info(dataset), None
-    is_foreign = FOREIGN_KEY in info.manifest
     if augment is not None:
         function: Any = BY_NAME[augment] if isinstance(augment, str) else augment
         size = target_size(info.image, image_size)
-        decode = ImageDecoder(info.image, size, augment=function, is_foreign=is_foreign)
+        decode = ImageDecoder(info.image, size, augment=function, is_foreign=info.is_index)
     find, selection = ImageFinder(info.image_key, info.class_key), select(info, split, classes)
     available = range(info.records(split)) if selection is None else selection.numbers().tolist()
     drawn = np.sort(random.Random(seed).sample(available, min(count, len(available))))
@@ -120,12 +118,12 @@ def choose(
     def shown(index: int, record: bytes) -> Shown:
         number, (encoded, label) = int(drawn[index]), find(record)
         stored_shape(encoded, info.image.channels)  # which refuses a header that would take all memory
-        image = _image(decode_pixels(encoded, info.image.channels))
+        image = as_rgb(decode_pixels(encoded, info.image.channels))
         augmented = () if decode is None else _augmented(decode, encoded, number, seed, epochs)
         name = info.classes[label] if 0 <= label < info.num_classes else f"class {label}"
         if selection is not None and 0 <= label < info.num_classes:
             name = selection.classes[selection.labels[label]]
-        file = "" if is_foreign else filename_of(record).decode("utf-8", "surrogateescape")
+        file = "" if info.is_index else filename_of(record).decode("utf-8", "surrogateescape")
         return Shown(number, image, name, (image.height, image.width), file, augmented)
 
     return list(read_records(checked_table(info, split, drawn), shown))
@@ -137,11 +135,11 @@ def _augmented(decode: ImageDecoder, encoded: Encoded, number: int, seed: int, e
     for epoch in range(epochs):
         row = np.empty(decode.shape, np.uint8)
         decode(encoded, row, int(order.augment_seeds(np.array([number]), seed, epoch)[0]))
-        images.append(_image(row))
+        images.append(as_rgb(row))
     return tuple(images)
 
 
-def _image(pixels: Pixels) -> Image.Image:
+def as_rgb(pixels: Pixels) -> Image.Image:
     """uint8 [height, width, 1 or 3] as RGB."""
     return Image.fromarray(np.broadcast_to(pixels, (*pixels.shape[:2], 3)).copy())
 
@@ -161,7 +159,9 @@ def tiled(tiles: Iterable[tuple[Any, ...]], in_group: int = 1) -> Image.Image:
     Args:
         tiles: (image, title, further lines …).
     """
-    tiles = [(_small(image), *map(name_line, lines)) for image, *lines in tiles]
+    tiles = [(image.copy(), *map(name_line, lines)) for image, *lines in tiles]
+    for image, *_ in tiles:
+        image.thumbnail((_TILE, _TILE))
     columns = max(1, round((len(tiles) / in_group**2) ** 0.5 * 1.2)) * in_group
     rows = -(-len(tiles) // columns)
     tile_height = max(image.height for image, *_ in tiles)
@@ -190,7 +190,7 @@ def html(title: str, read: Callable[[], Iterable[Mapping[str, Any]]]) -> str:
     try:
         shown = []
         for number, one in enumerate(read()):
-            image = _image(one["image"])
+            image = as_rgb(one["image"])
             shown.append(Shown(number, image, one["label"], (image.height, image.width), one.get("filename", "")))
         out = io.BytesIO()
         grid(shown).save(out, "JPEG", quality=90)
@@ -206,9 +206,3 @@ def _tiles(record: Shown) -> Iterator[tuple[Any, ...]]:
     yield record.image, record.label, f"{height} x {width}  record {record.number}", *[record.file] * bool(record.file)
     for epoch, image in enumerate(record.augmented):
         yield image, f"augmented, epoch {epoch}", f"{image.height} x {image.width}"
-
-
-def _small(image: Image.Image) -> Image.Image:
-    small = image.copy()
-    small.thumbnail((_TILE, _TILE))
-    return small

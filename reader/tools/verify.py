@@ -5,16 +5,15 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
-from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from beam_pipeline import schema
 from beam_pipeline.errors import CorruptRecordError, ImageShardsError, StorageError, UsageError
-from beam_pipeline.schema.manifest import FOREIGN_KEY, Shard
+from beam_pipeline.schema.manifest import Shard
 from beam_pipeline.text import name_line, plural
 from reader.example import Value, class_id, parse_example
 from reader.info import DatasetInfo, SplitInfo, load_info
@@ -112,7 +111,7 @@ def verify(dataset: DatasetInfo | str | os.PathLike[str], *, decode: str = "all"
         corrupt = {fault.file for fault in faults}
         for split in info.splits.values():
             faults += _check_split(info, split, sizes, corrupt, decode, scanners)
-    fix = "make it again with imageshards index" if FOREIGN_KEY in info.manifest else "run the job again with --repair"
+    fix = "make it again with imageshards index" if info.is_index else "run the job again with --repair"
     return Report(info.url, info.manifest["records"], len(shards), decode, tuple(faults), fix)
 
 
@@ -155,13 +154,13 @@ def _check_split(
     check = _ShardChecker(info, path, runs, sizes, decode, scanners)
     present = [(number, shard) for number, shard in enumerate(split.shards) if shard.file in sizes]
     classes, is_complete = Counter[int](), len(present) == len(split.shards)
-    for (_, shard), checked in zip(present, scanners.files(check, present), strict=True):
-        yield from checked.faults[:_MAX_FAULTS]
-        if (more := len(checked.faults) - _MAX_FAULTS) > 0:
+    for (_, shard), (faults, of_shard) in zip(present, scanners.files(check, present), strict=True):
+        yield from faults[:_MAX_FAULTS]
+        if (more := len(faults) - _MAX_FAULTS) > 0:
             left_out = f"{plural(more, 'more fault')} of this shard {'is' if more == 1 else 'are'} left out"
             yield _of_file(info.path(shard.file), left_out)
-        is_complete = is_complete and not checked.faults
-        classes.update(checked.classes)
+        is_complete = is_complete and not faults
+        classes.update(of_shard)
     differing = [number for number, published in enumerate(split.class_counts) if classes[number] != published]
     if differing and is_complete:  # else a shard's fault explains it
         first, more = differing[0], len(differing) - 1
@@ -174,99 +173,97 @@ def _check_split(
 # --- shards
 
 
-class _Checked(NamedTuple):
+@dataclass
+class _Checked:
     """Result for a block or a shard: faults, records of each class, offsets of records, number of corrupt ones."""
 
-    faults: list[Fault]
-    classes: Counter[int]
-    offsets: list[int]
-    corrupt: int
+    faults: list[Fault] = field(default_factory=list)
+    classes: Counter[int] = field(default_factory=Counter)
+    offsets: list[int] = field(default_factory=list)
+    corrupt: int = 0
 
 
+@dataclass(frozen=True)
 class _ShardChecker:
     """Finds every fault of a shard. Thread-safe.
 
-    Args:
+    Attributes:
         runs_path, runs: the split's run index, None if that is missing or corrupt.
         sizes: bytes of the files there are.
     """
 
-    def __init__(
-        self,
-        info: DatasetInfo,
-        runs_path: str,
-        runs: npt.NDArray[np.void] | None,
-        sizes: Mapping[str, int],
-        decode: str,
-        scanners: Scanners,
-    ) -> None:
-        self._info, self._runs_path, self._runs, self._sizes = info, runs_path, runs, sizes
-        self._decode, self._scanners = decode, scanners
-        self._is_foreign = FOREIGN_KEY in info.manifest
+    info: DatasetInfo
+    runs_path: str
+    runs: npt.NDArray[np.void] | None
+    sizes: Mapping[str, int]
+    decode: str
+    scanners: Scanners
 
-    def __call__(self, numbered: tuple[int, Shard]) -> _Checked:
-        number, shard = numbered
-        path, size = self._info.path(shard.file), self._sizes[shard.file]
-        runs = None if self._runs is None else self._runs[self._runs["shard"] == number]
+    def __call__(self, numbered: tuple[int, Shard]) -> tuple[list[Fault], Counter[int]]:
+        """The faults of a shard of the split, and how many records of each class it has."""
+        (number, shard), is_foreign, found = numbered, self.info.is_index, _Checked()
+        path, size = self.info.path(shard.file), self.sizes[shard.file]
+        runs = None if self.runs is None else self.runs[self.runs["shard"] == number]
         scan = FileScan(path)
-        check = partial(self._check_block, path, runs if self._is_foreign else None)
-        blocks = list(self._scanners.blocks(check, scan.blocks()))
-        faults = [fault for block in blocks for fault in block.faults]
-        classes = sum((block.classes for block in blocks), Counter[int]())
-        offsets = [offset for block in blocks for offset in block.offsets]
-        corrupt = sum(block.corrupt for block in blocks)
+        for block in self.scanners.blocks(
+            partial(self._check_block, path, runs if is_foreign else None), scan.blocks()
+        ):
+            found.faults += block.faults
+            found.classes += block.classes
+            found.offsets += block.offsets
+            found.corrupt += block.corrupt
+        faults = found.faults
         if size != shard.bytes:
             faults.insert(0, _of_file(path, f"it has {plural(size, 'byte')}, the manifest says {shard.bytes:,}"))
-        elif not corrupt:  # else corrupt records explain these
-            if len(offsets) != shard.records:
-                has = plural(len(offsets), "record")
+        elif not found.corrupt:  # else corrupt records explain these
+            if len(found.offsets) != shard.records:
+                has = plural(len(found.offsets), "record")
                 faults.append(_of_file(path, f"it has {has}, the manifest says {shard.records:,}"))
             if scan.crc32c != shard.crc32c:
                 faults.append(_of_file(path, "its CRC-32C isn't the one that was published"))
-            lengths = np.diff([*offsets, shard.bytes]).tolist()
-            expected = schema.run_rows(number, lengths)
-            if runs is not None and not self._is_foreign and runs.tolist() != expected:
-                faults.append(_of_file(self._runs_path, f"its runs of shard {number} aren't those of the shard"))
-            faults += self._check_table(shard, lengths, classes)
-        return _Checked(faults, classes, [], corrupt)  # without the offsets, which take 36 bytes a record
+            if not is_foreign:
+                lengths = np.diff([*found.offsets, shard.bytes]).tolist()
+                if runs is not None and runs.tolist() != schema.run_rows(number, lengths):
+                    faults.append(_of_file(self.runs_path, f"its runs of shard {number} aren't those of the shard"))
+                faults += self._check_table(shard, lengths, found.classes)
+        return faults, found.classes
 
     def _check_table(self, shard: Shard, lengths: list[int], classes: Counter[int]) -> Iterator[Fault]:
         path = schema.table_file(shard.file)
-        if path not in self._sizes or self._is_foreign:
-            return  # a missing file is reported already
+        if path not in self.sizes:
+            return  # it is reported already
         try:
-            table = self._info.load_table(shard)
+            table = self.info.load_table(shard)
         except StorageError:
             raise
         except ImageShardsError:
             return  # reported already
-        if self._info.compression != "none":
+        if self.info.compression != "none":
             lengths = [*lengths[:-1], *table["bytes"][-1:].tolist()]  # where the last one ends isn't known
         is_sorted = bool((table["order_key"][1:] >= table["order_key"][:-1]).all())
         if not is_sorted or table["bytes"].tolist() != lengths or Counter(table["class"].tolist()) != classes:
-            yield _of_file(self._info.path(path), "it isn't the record table of its shard")
+            yield _of_file(self.info.path(path), "it isn't the record table of its shard")
 
     def _check_block(self, path: str, spans: npt.NDArray[np.void] | None, block: Iterable[Frame]) -> _Checked:
-        checked = _Checked([], Counter(), [], 0)
-        corrupt = 0
+        checked = _Checked()
         for number, offset, record in block:
             if spans is not None and not _is_in(spans, offset):
                 continue  # `index` left it out
             checked.offsets.append(offset)
             if isinstance(record, CorruptRecordError):
                 checked.faults.append(Fault(path, number, offset, record.reason))
-                corrupt += 1
+                checked.corrupt += 1
                 continue
             try:
                 features = parse_example(record)
             except ValueError as error:
                 checked.faults.append(Fault(path, number, offset, str(error)))
                 continue
-            decode = self._decode == "all" or (self._decode == "sample" and number % schema.RUN_RECORDS == 0)
-            for what in _check_record(self._info, features, decode):
+            decode = self.decode == "all" or (self.decode == "sample" and number % schema.RUN_RECORDS == 0)
+            for what in _check_record(self.info, features, decode):
                 checked.faults.append(Fault(path, number, offset, what))
-            checked.classes[_class_id(features, self._info)] += 1
-        return checked._replace(corrupt=corrupt)
+            checked.classes[_class_id(features, self.info)] += 1
+        return checked
 
 
 def _is_in(spans: npt.NDArray[np.void], offset: int) -> bool:
@@ -280,7 +277,7 @@ def _is_in(spans: npt.NDArray[np.void], offset: int) -> bool:
 
 def _check_record(info: DatasetInfo, features: Mapping[str, Value], decode: bool) -> Iterator[str]:
     """Faults of a record's features; of third-party records only image and class are known."""
-    is_native, one_hot = FOREIGN_KEY not in info.manifest, bool(info.manifest["configuration"]["one_hot"])
+    is_native, one_hot = not info.is_index, bool(info.manifest["configuration"]["one_hot"])
     keys = schema.RECORD_KEYS[: None if one_hot else -1] if is_native else (info.image_key, info.class_key)
     if missing := [key for key in keys if not len(features.get(key, ()))]:
         yield f"it lacks {', '.join(missing)}"

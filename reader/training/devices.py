@@ -11,6 +11,7 @@ from typing import Any
 from urllib.error import URLError
 
 import keras
+import numpy as np
 
 from beam_pipeline.errors import ImageShardsError, UsageError
 from beam_pipeline.text import one_line, plural
@@ -51,6 +52,14 @@ class Devices:
         """In which variables are made."""
         return nullcontext() if self.strategy is None else self.strategy.scope()
 
+    def gather(self, values: Any) -> Any:
+        """The arrays that all processes give here: [processes, …]."""
+        if self.processes == 1:
+            return np.asarray(values)[None]
+        from jax.experimental import multihost_utils
+
+        return np.asarray(multihost_utils.process_allgather(np.asarray(values)))
+
     def precision(self, wanted: str) -> str:
         """The dtype policy for `--mixed_precision`."""
         if wanted == "auto":
@@ -67,9 +76,8 @@ def use_devices(options: TrainOptions) -> Iterator[Devices]:
         UsageError: the backend, or TF_CONFIG, is one that can't train.
         ImageShardsError: `--device` names what isn't there.
     """
-    backend = keras.backend.backend()
     policy, distribution = keras.config.dtype_policy(), keras.distribution.distribution()
-    check_backend(backend)
+    check_backend(backend := keras.backend.backend())
     if options.distributed and backend != "jax":
         raise UsageError("--distributed: several processes train on JAX only: set KERAS_BACKEND=jax")
     if options.distributed and options.out is None:
@@ -103,7 +111,10 @@ def _of_tensorflow(options: TrainOptions) -> Devices:
     wanted, missing = options.device, []
     if wanted in ("auto", "tpu"):
         try:
-            strategy = _tpu_strategy()
+            # A TPU VM's own TPU is `local`: without a name TensorFlow would ask the Cloud API for the one of TPU_NAME.
+            resolver = tf.distribute.cluster_resolver.TPUClusterResolver(tpu="local")
+            tf.tpu.experimental.initialize_tpu_system(resolver)
+            strategy = tf.distribute.TPUStrategy(resolver)
             count = strategy.num_replicas_in_sync
             return Devices("tpu", count, f"a TPU of {plural(count, 'core')} (TensorFlow)", strategy=strategy)
         except (ValueError, OSError, URLError, RuntimeError, tf.errors.OpError) as error:
@@ -128,15 +139,6 @@ def _of_tensorflow(options: TrainOptions) -> Devices:
     details = map(tf.config.experimental.get_device_details, tf.config.get_visible_devices("GPU"))
     capability = min((one.get("compute_capability", ()) for one in details), default=())
     return Devices(kind, len(devices), description, strategy=strategy, capability=capability)
-
-
-def _tpu_strategy() -> Any:
-    import tensorflow as tf
-
-    # A TPU VM's own TPU is `local`: without a name TensorFlow would ask the Cloud API for the one of TPU_NAME.
-    resolver = tf.distribute.cluster_resolver.TPUClusterResolver(tpu="local")
-    tf.tpu.experimental.initialize_tpu_system(resolver)
-    return tf.distribute.TPUStrategy(resolver)
 
 
 # --- JAX

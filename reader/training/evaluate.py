@@ -5,7 +5,7 @@ from __future__ import annotations
 import heapq
 import io
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -17,7 +17,6 @@ from PIL import Image
 from beam_pipeline import schema, storage
 from beam_pipeline.errors import UsageError
 from beam_pipeline.images import FLAG_NAMES, ImageOptions
-from beam_pipeline.schema.manifest import FOREIGN_KEY
 from beam_pipeline.text import first_few, plural
 from reader.batches import eval_batches
 from reader.features import features_of
@@ -26,8 +25,7 @@ from reader.info import DatasetInfo, load_info
 from reader.select import Classes, as_renames
 from reader.splits import overlap
 from reader.stream import EvalBatches
-from reader.tools.show import tiled
-from reader.training.data import EVAL_SPLITS, NO_VALIDATION
+from reader.tools.show import as_rgb, tiled
 from reader.training.metrics import (
     CLASS_TABLE,
     MAX_CLASSES,
@@ -36,6 +34,7 @@ from reader.training.metrics import (
     confusion_counts,
     confusion_files,
 )
+from reader.training.options import EVAL_SPLITS, NO_VALIDATION
 from reader.training.out_folder import usable
 from reader.training.run import Run, as_run
 
@@ -151,7 +150,13 @@ def evaluate(
     which: dict[str, Any] = {"features": features, "classes": chosen, "image_size": size}
     found = _Found(run, eval_batches(info, split, global_batch_size=batch_size, **which))
     result = found.result(info.url, split, given, tuple(_warnings(run, info, split)))
-    store, files = storage.open_storage(folder), found.files(result)
+    files = {"metrics.json": json.format(json.encode(result.document()), indent=1) + b"\n"}
+    if found.counts is not None:
+        files |= confusion_files(found.counts, run.classes, split)
+    if result.mistakes:
+        pixels = [pixels for *_, pixels in sorted(found.worst, reverse=True)]
+        files[_PICTURE] = _picture(result.mistakes[: len(pixels)], pixels)
+    store = storage.open_storage(folder)
     for name, data in files.items():
         store.write(storage.join(folder, name), data)
     if _PICTURE not in files:
@@ -187,7 +192,7 @@ def _warnings(run: Run, info: DatasetInfo, split: str) -> Iterator[str]:
     if is_same and overlap(info.ranges(trained), info.ranges(split)):
         yield f"--split {split}: the accuracy on images that were trained on says little of others"
     options = run.preprocessing.options
-    if (options is None) != (FOREIGN_KEY in info.manifest):
+    if (options is None) != info.is_index:
         yield "one of the two datasets is an index of third-party shards: its images were made in another way"
     elif options is not None and FLAG_NAMES["size"] in info.manifest["configuration"]:
         theirs = ImageOptions.of(info.manifest["configuration"])
@@ -239,21 +244,11 @@ class _Found:
         shares = self.correct / self.images, self.loss / self.images, top5
         return Evaluation(dataset, split, self.images, *shares, classes, tuple(self.mistakes), out, warnings)
 
-    def files(self, result: Evaluation) -> dict[str, bytes]:
-        """Name → content."""
-        files = {"metrics.json": json.format(json.encode(result.document()), indent=1) + b"\n"}
-        if self.counts is not None:
-            files |= confusion_files(self.counts, self._names, result.split)
-        if self.mistakes:
-            pixels = [pixels for *_, pixels in sorted(self.worst, reverse=True)]
-            files[_PICTURE] = _picture(self.mistakes[: len(pixels)], pixels)
-        return files
 
-
-def _picture(mistakes: list[Mistake], images: list[npt.NDArray[np.uint8]]) -> bytes:
+def _picture(mistakes: Sequence[Mistake], images: Sequence[npt.NDArray[np.uint8]]) -> bytes:
     tiles = []
     for one, pixels in zip(mistakes, images, strict=True):
-        image = Image.fromarray(np.broadcast_to(pixels, (*pixels.shape[:2], 3)).copy())
+        image = as_rgb(pixels)
         times = max(1, _TILE // max(image.size))
         image = image.resize((image.width * times, image.height * times), Image.Resampling.NEAREST)
         name = one.file.rpartition("/")[2] or f"record {one.record}"

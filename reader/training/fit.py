@@ -23,13 +23,11 @@ from beam_pipeline.text import one_line, plural
 from reader.info import DatasetInfo, load_info
 from reader.position import Position
 from reader.training import metrics, out_folder, report
-from reader.training.checkpoint import Checkpoints
-from reader.training.compile import LOSS, compile_for
 from reader.training.devices import Devices, use_devices
 from reader.training.inputs import Inputs
-from reader.training.models import Model, build
+from reader.training.models import LOSS, Model, build, compile_for
 from reader.training.options import Phase, Recipe, TrainOptions, make_recipe, warnings
-from reader.training.out_folder import OutFolder, open_out
+from reader.training.out_folder import Checkpoints, OutFolder, open_out
 from reader.training.report import Clocks, summary_lines, warn
 
 Report = Callable[[str], None]
@@ -128,7 +126,7 @@ class _Training:
         self._run = report.run_document(info, recipe, devices, command)
         self._clocks, self._compiles, self._sync_calls = np.zeros(4), True, 0
         self._sums: list[Any] = []  # of the metrics in training
-        self._checkpoints = Checkpoints(out, recipe, self._inputs.begin, devices.is_first)
+        self._checkpoints = Checkpoints(out, recipe, self._inputs.begin)
         self._at = self._checkpoints.at
         self._saved_step = self._at.step
         position, size = Position.from_json(self._at.position), recipe.batch_size
@@ -136,12 +134,9 @@ class _Training:
 
     def run(self) -> TrainResult:
         """Train what is left, and write what comes out."""
-        if self._devices.processes > 1:
-            from jax.experimental import multihost_utils
-
-            if np.ptp(multihost_utils.process_allgather(np.int64(self._at.step))):
-                fix = "processes see different checkpoints; give a folder or URL that all share"
-                raise ImageShardsError(f"--out {self._out.as_given!r}: {fix}")
+        if np.ptp(self._devices.gather(self._at.step)):
+            fix = "processes see different checkpoints; give a folder or URL that all share"
+            raise ImageShardsError(f"--out {self._out.as_given!r}: {fix}")
         if not self._checkpoints.is_new:
             self._tell(f"continuing after step {self._at.step:,}")
         elif self._out.run() is not None:
@@ -278,7 +273,7 @@ class _Training:
         if best := self._best_with_weights():
             for variable, array in zip(model.full.variables, self._checkpoints.best, strict=True):
                 variable.assign(array)
-        counts = _confusion(self._info, recipe, self._devices, self._inputs, model)
+        counts = self._confusion()
         verdict, number = report.verdict(self._clocks, self._info, recipe), int((best or lines[-1])["epoch"])
         split = recipe.data.evaluation or ""
         if self._devices.is_first:
@@ -296,6 +291,23 @@ class _Training:
         self._run |= {"finished": True, "best_epoch": number, "verdict": verdict, **report.mean_speed(lines)}
         out.write_run(self._run)
         return TrainResult(out.as_given, self._devices.description, tuple(lines), number, verdict)
+
+    def _confusion(self) -> Any:
+        """Counts [classes, classes] of what is validated on, by all processes; or None."""
+        classes, evals, full = len(self._recipe.classes), self._inputs.evals, self._model.full
+        if evals is None or classes > metrics.MAX_CLASSES:
+            return None
+        if self._devices.processes > 1:  # each counts what it reads, with a copy of the model on its own device
+            weights = full.get_weights()
+            keras.distribution.set_distribution(None)
+            full = build(self._info, self._recipe).full
+            full.set_weights(weights)
+        counts = np.zeros((classes, classes), np.int64)
+        for images, labels, weights in evals:
+            valid = int(np.count_nonzero(weights))  # padding is behind all records
+            logits = keras.ops.convert_to_numpy(full.predict_on_batch(images))
+            counts += metrics.confusion_counts(labels[:valid], logits[:valid].argmax(axis=1), classes)
+        return self._devices.gather(counts).sum(axis=0)
 
 
 class StepWatch(keras.callbacks.Callback):  # type: ignore[misc]
@@ -342,28 +354,6 @@ def _saved(model: Model, recipe: Recipe) -> bytes:
             why = f"{one_line(error)[:200]}; give its layers a get_config and run the same command again, to save it"
             raise ImageShardsError(f"--model {recipe.model!r} can't be saved: {why}") from error
         return path.read_bytes()
-
-
-def _confusion(info: DatasetInfo, recipe: Recipe, devices: Devices, inputs: Inputs, model: Model) -> Any:
-    """Counts [classes, classes] of what is validated on, by all processes; or None."""
-    classes, full = len(recipe.classes), model.full
-    if inputs.evals is None or classes > metrics.MAX_CLASSES:
-        return None
-    if devices.processes > 1:  # each process counts what it reads, with a copy of the model on its own device
-        weights = full.get_weights()
-        keras.distribution.set_distribution(None)
-        full = build(info, recipe).full
-        full.set_weights(weights)
-    counts = np.zeros((classes, classes), np.int64)
-    for images, labels, weights in inputs.evals:
-        valid = int(np.count_nonzero(weights))  # padding is behind all records
-        logits = keras.ops.convert_to_numpy(full.predict_on_batch(images))
-        counts += metrics.confusion_counts(labels[:valid], logits[:valid].argmax(axis=1), classes)
-    if devices.processes > 1:
-        from jax.experimental import multihost_utils
-
-        counts = np.asarray(multihost_utils.process_allgather(counts)).sum(axis=0)
-    return counts
 
 
 @contextmanager

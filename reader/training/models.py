@@ -1,4 +1,4 @@
-"""The models: each takes uint8 images, scales them as its weights expect, and returns float32 logits."""
+"""The models: from uint8 images, scaled as their weights expect, to float32 logits; compiled for each phase."""
 
 from __future__ import annotations
 
@@ -11,11 +11,17 @@ from types import ModuleType
 from typing import Any, NamedTuple
 from warnings import catch_warnings, simplefilter
 
+import keras
+from keras import layers, ops
+
 from beam_pipeline.errors import ImageShardsError, UsageError
 from beam_pipeline.text import one_line
 from reader.info import DatasetInfo
-from reader.training.options import SMALL_CNN, Recipe
+from reader.training.devices import Devices
+from reader.training.options import SMALL_CNN, Phase, Recipe
 
+LOSS = "mean_loss"  # the metric that is reported as `loss`: Keras' own counts the padding of the last batch
+DECAY = 0.01  # of adamw, decoupled
 _SCALED_BY_WEIGHTS = "EfficientNetB"  # with `imagenet` these have a layer more, which has no variables
 _STD_FLOOR = 1e-3  # images of one colour have no spread
 _DROPOUT = 0.2  # before the new head
@@ -32,22 +38,14 @@ class Model(NamedTuple):
     full: Any
     base: Any
 
-    def freeze(self, phase: str) -> None:
-        """Let only those variables be trained that the phase is for."""
-        if phase != "training":
-            self.base.trainable = phase == "fine_tuning"
-            for layer in self._normalizations():
-                layer.trainable = False
-
     def synchronize(self, on: bool) -> None:
         """Let BatchNormalization see the batch of all replicas of a strategy, or not: it learns as on one device."""
-        for layer in self._normalizations():
+        for layer in self.normalizations():
             layer.synchronized = on
 
-    def _normalizations(self) -> list[Any]:
-        import keras
-
-        return [layer for layer in _layers(self.full) if isinstance(layer, keras.layers.BatchNormalization)]
+    def normalizations(self) -> list[Any]:
+        """All layers of BatchNormalization."""
+        return [layer for layer in _layers(self.full) if isinstance(layer, layers.BatchNormalization)]
 
 
 def _layers(layer: Any) -> Iterator[Any]:
@@ -64,14 +62,12 @@ def build(info: DatasetInfo, recipe: Recipe) -> Model:
         UsageError: it can't take such images, or such weights.
         ImageShardsError: the weights can't be downloaded.
     """
-    import keras
-
     keras.utils.set_random_seed(recipe.options.seed % (1 << 32))
     shape = (recipe.image_size, recipe.image_size, info.image.channels)
     inputs = keras.Input(shape, dtype="uint8")
-    images = keras.ops.cast(inputs, "float32")
+    images = ops.cast(inputs, "float32")
     if recipe.model == SMALL_CNN:
-        logits, base = _small_cnn(_normalised(images, info), len(recipe.classes)), None
+        logits, base = _small_cnn(images, len(recipe.classes), info), None
     elif ":" in recipe.model:
         logits, base = _users_model(recipe.model, images, len(recipe.classes)), None
     else:
@@ -84,19 +80,11 @@ def build(info: DatasetInfo, recipe: Recipe) -> Model:
     return Model(full, base)
 
 
-def _normalised(images: Any, info: DatasetInfo) -> Any:
-    import keras
-
+def _small_cnn(images: Any, classes: int, info: DatasetInfo) -> Any:
+    """Four convolutions and three pools: learns shapes and textures in half a minute of CPU."""
     mean = [255 * value for value in info.image.mean]
     variance = [(255 * max(value, _STD_FLOOR)) ** 2 for value in info.image.std]
-    return keras.layers.Normalization(mean=mean, variance=variance)(images)
-
-
-def _small_cnn(images: Any, classes: int) -> Any:
-    """Four convolutions and three pools: learns shapes and textures in half a minute of CPU."""
-    from keras import layers
-
-    features = images
+    features = layers.Normalization(mean=mean, variance=variance)(images)
     for number, filters in enumerate((24, 48, 96, 128)):
         size, stride = (5, 2) if number == 0 else (3, 1)
         features = layers.Conv2D(filters, size, strides=stride, padding="same", use_bias=False)(features)
@@ -110,11 +98,9 @@ def _small_cnn(images: Any, classes: int) -> Any:
 
 def _application(recipe: Recipe, images: Any, classes: int) -> tuple[Any, Any]:
     """(logits, base): pre-trained layers see images scaled as they were trained, and run in inference mode."""
-    import keras
-
     name, weights = recipe.model, recipe.options.weights
     if images.shape[-1] == 1:
-        images = keras.layers.Concatenate(dtype="float32")([images] * 3)  # the models are for colours
+        images = layers.Concatenate(dtype="float32")([images] * 3)  # the models are for colours
     builder = getattr(keras.applications, name)
     arguments = {"include_top": False, "pooling": "avg", "input_shape": images.shape[1:]}
     try:
@@ -136,14 +122,12 @@ def _application(recipe: Recipe, images: Any, classes: int) -> tuple[Any, Any]:
         )
     scaled = sys.modules[builder.__module__].preprocess_input(images)
     features = base(scaled, training=False if weights != "none" else None)
-    features = keras.layers.Dropout(_DROPOUT)(features)
-    return keras.layers.Dense(classes, dtype="float32")(features), base
+    features = layers.Dropout(_DROPOUT)(features)
+    return layers.Dense(classes, dtype="float32")(features), base
 
 
 def _users_model(written: str, images: Any, classes: int) -> Any:
     """`package.module:function`, called as function((height, width, channels), classes), returns a Keras model."""
-    import keras
-
     function: Callable[..., Any] = getattr(import_user_module(written), written.partition(":")[2])
     try:
         model = function(tuple(images.shape[1:]), classes)
@@ -158,7 +142,7 @@ def _users_model(written: str, images: Any, classes: int) -> Any:
             f"--model {written!r}: it returned {made}; return a Keras model from images of 0 to 255 to logits "
             f"[batch, {classes}]"
         )
-    return keras.layers.Activation("linear", dtype="float32")(logits)
+    return layers.Activation("linear", dtype="float32")(logits)
 
 
 def import_user_module(written: str, is_first: bool = True) -> ModuleType:
@@ -176,15 +160,18 @@ def import_user_module(written: str, is_first: bool = True) -> ModuleType:
 
 def _load(model: Model, weights: str) -> Any:
     """Weights of a file: of all layers (a dataset of as many classes), or of the base alone."""
-    import keras
-
     if not os.path.isfile(weights):
         raise UsageError(f"--weights {weights!r}: no such file; use none, imagenet or a file of this machine")
     with catch_warnings():
         simplefilter("error", UserWarning)  # Keras only warns of layers that the file lacks
         try:
             if weights.endswith(".keras"):
-                return _set_weights(model, keras.saving.load_model(weights, compile=False))
+                loaded = keras.saving.load_model(weights, compile=False)
+                of_base = ((model.base, layer) for layer in getattr(loaded, "layers", ()) if model.base)
+                for ours, theirs in ((model.full, loaded), *of_base):
+                    if _shapes(ours) == _shapes(theirs):
+                        return ours.set_weights(theirs.get_weights())
+                raise ValueError("its layers have other shapes")
             with suppress(ValueError, AttributeError, UserWarning):
                 return model.base.load_weights(weights)
             model.full.load_weights(weights)
@@ -192,15 +179,48 @@ def _load(model: Model, weights: str) -> Any:
             raise UsageError(f"--weights {weights!r}: not of this model: {one_line(error)[:300]}") from None
 
 
-def _set_weights(model: Model, loaded: Any) -> Any:
-    """The weights of a loaded model; of other classes, those of its base."""
-    if _shapes(loaded) == _shapes(model.full):
-        return model.full.set_weights(loaded.get_weights())
-    for layer in loaded.layers:
-        if model.base and _shapes(layer) == _shapes(model.base):
-            return model.base.set_weights(layer.get_weights())
-    raise ValueError("its layers have other shapes")
-
-
 def _shapes(layer: Any) -> list[tuple[int, ...]]:
     return [tuple(variable.shape) for variable in layer.weights]
+
+
+# --- for a phase
+
+
+def compile_for(model: Model, phase: Phase, recipe: Recipe, devices: Devices) -> list[Any]:
+    """Freeze what the phase doesn't train, and build a new optimizer for the rest; returns the metrics."""
+    if phase.name != "training":
+        model.base.trainable = phase.name == "fine_tuning"
+        for layer in model.normalizations():
+            layer.trainable = False
+    model.synchronize(devices.strategy is not None)
+    full, loss, optimizer = model.full, _loss(len(recipe.classes)), _optimizer(phase, recipe)
+    accuracy = keras.metrics.SparseCategoricalAccuracy(name="accuracy")
+    metrics = [keras.metrics.MeanMetricWrapper(loss, name=LOSS), accuracy]
+    jit = False if devices.kind == "tpu" and devices.strategy is not None else "auto"
+    full.compile(optimizer=optimizer, loss=loss, weighted_metrics=metrics, jit_compile=jit)
+    with devices.scope():
+        if recipe.options.optimizer == "adamw":  # decays kernels: scales and biases are vectors
+            optimizer.exclude_from_weight_decay([one for one in full.trainable_variables if len(one.shape) < 2])
+        full.optimizer.build(full.trainable_variables)
+    return metrics
+
+
+def _optimizer(phase: Phase, recipe: Recipe) -> Any:
+    peak, (warmup_steps, decay_steps) = phase.learning_rate, recipe.schedule(phase)
+    warm_up = {"warmup_target": peak, "warmup_steps": warmup_steps} if warmup_steps else {}
+    rate = keras.optimizers.schedules.CosineDecay(0.0 if warm_up else peak, decay_steps, **warm_up)
+    if recipe.options.optimizer == "sgd":
+        return keras.optimizers.SGD(rate, momentum=0.9, nesterov=True)
+    if recipe.options.optimizer == "adamw":
+        return keras.optimizers.AdamW(rate, weight_decay=DECAY)
+    return keras.optimizers.Adam(rate)
+
+
+def _loss(classes: int) -> Callable[[Any, Any], Any]:
+    """Cross-entropy of class ids [b] and logits [b, classes], for each record: [b]."""
+
+    def cross_entropy(labels: Any, logits: Any) -> Any:
+        labels = ops.cast(ops.reshape(labels, (-1,)), "int32")
+        return keras.losses.categorical_crossentropy(ops.one_hot(labels, classes), logits, from_logits=True)
+
+    return cross_entropy

@@ -1,4 +1,4 @@
-"""What to train and how: the options of `imageshards train`, and the numbers that follow from the dataset."""
+"""What to train on what, and how: the options of `imageshards train`, and what follows from the dataset."""
 
 from __future__ import annotations
 
@@ -9,13 +9,14 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from beam_pipeline.errors import UsageError
-from beam_pipeline.schema.manifest import FOREIGN_KEY
 from beam_pipeline.text import first_few, meant, plural
 from reader.info import DatasetInfo
-from reader.select import parse_classes
-from reader.training import data
-from reader.training.data import NO_VALIDATION, TrainingData, choose_data, class_counts
+from reader.select import Classes, Selection, parse_classes, select
+from reader.splits import overlap
+from reader.tables import read_columns
 
 SMALL_CNN = "small_cnn"
 _SMALL_SIDE = 96  # of small_cnn by default: on the sample data it learns in half the epochs that 224 pixels take
@@ -23,6 +24,10 @@ _SMALL_BATCH, _LARGE_BATCH = 8, 64
 _MIN_STEPS, _MIN_UPDATES, _MIN_EPOCHS = 25, 150, 6  # steps are of an epoch
 _FINE_TUNING_RATE = 0.01  # of the head's
 _WARM_UP = 0.05  # of a phase's updates
+
+NO_VALIDATION = "none"
+EVAL_SPLITS = "validation", "val"
+_HELD_OUT = "90%"  # and the rest
 
 # What `--augment` of `train` and `show` takes, besides none: the keys of `reader.augment.BY_NAME`, without Pillow.
 AUGMENTS = ("flip", "flip_crop", "random_resized_crop")
@@ -134,6 +139,27 @@ class TrainOptions:
                     object.__setattr__(self, option.name, option.metadata["read"](value))
                 except (TypeError, ValueError) as error:
                     raise UsageError(f"--{option.name} {str(value)!r}: {error}") from None
+
+
+class TrainingData(NamedTuple):
+    """What is trained on, and validated on.
+
+    Attributes:
+        train, evaluation: split strings; `evaluation` is None without validation.
+        is_held_out: whether nobody named `evaluation`, which is a part of the split that is trained on.
+        selected, validated: which of their records; None for all.
+        classes: names of those that are trained.
+        images, validation_images: how many there are.
+    """
+
+    train: str
+    evaluation: str | None
+    is_held_out: bool
+    selected: Selection | None
+    validated: Selection | None
+    classes: tuple[str, ...]
+    images: int
+    validation_images: int
 
 
 class Phase(NamedTuple):
@@ -248,7 +274,7 @@ def make_recipe(info: DatasetInfo, options: TrainOptions, devices: int = 1) -> R
     """
     model = application_name(options.model)
     chosen = choose_data(info, options.train_split, options.eval_split, options.classes)
-    mixed = FOREIGN_KEY not in info.manifest or chosen.train in info.splits  # a part of our splits has all classes
+    mixed = not info.is_index or chosen.train in info.splits  # a part of our splits has all classes
     counts = class_counts(info, chosen, at_most=mixed)
     trained = [name for name, count in zip(chosen.classes, counts, strict=True) if count]
     if len(trained) < 2:
@@ -257,32 +283,22 @@ def make_recipe(info: DatasetInfo, options: TrainOptions, devices: int = 1) -> R
     if options.early_stopping and chosen.evaluation is None:
         raise UsageError("--early_stopping needs validation: give --eval_split")
     records = chosen.images
-    batch = options.batch_size or -(-_batch_size(records) // devices) * devices
+    fits = 1 << max(0, (records // _MIN_STEPS).bit_length() - 1)  # the largest power of two
+    batch = options.batch_size or -(-min(max(fits, _SMALL_BATCH), _LARGE_BATCH) // devices) * devices
     if batch % devices:
         fits = -(-batch // devices) * devices
         raise UsageError(f"--batch_size {batch}: {devices} devices share it; the next that fits is {fits}")
     steps = max(1, records // batch)
     epochs = options.epochs or max(_MIN_EPOCHS, math.ceil(_MIN_UPDATES / steps))
-    rate = options.learning_rate or _peak_rate(options.optimizer, model, batch)
+    # Malladi et al. 2022, https://arxiv.org/abs/2205.10287; of SGD Goyal et al. 2017, https://arxiv.org/abs/1706.02677
+    peak = (3e-3 if model == SMALL_CNN else 1e-3) * math.sqrt(batch / 64)
+    rate = options.learning_rate or (0.1 * batch / 256 if options.optimizer == "sgd" else peak)
     has_weights = options.weights != "none" and model != SMALL_CNN and ":" not in model
     phases = [Phase("head" if has_weights else "training", epochs, rate)]
     if has_weights:
         phases.append(Phase("fine_tuning", (epochs + 1) // 2, rate * _FINE_TUNING_RATE))
     side = options.image_size or _side(info, model)
     return Recipe(options, model, batch, side, steps, tuple(phases), chosen)
-
-
-def _peak_rate(optimizer: str, model: str, batch: int) -> float:
-    if optimizer == "sgd":  # Goyal et al. 2017, https://arxiv.org/abs/1706.02677
-        return 0.1 * batch / 256
-    # Malladi et al. 2022, https://arxiv.org/abs/2205.10287
-    return (3e-3 if model == SMALL_CNN else 1e-3) * math.sqrt(batch / 64)
-
-
-def _batch_size(records: int) -> int:
-    """The largest power of two that gives at least 25 steps an epoch, from 8 to 64."""
-    fits = 1 << max(0, (records // _MIN_STEPS).bit_length() - 1)
-    return min(max(fits, _SMALL_BATCH), _LARGE_BATCH)
 
 
 def _side(info: DatasetInfo, model: str) -> int:
@@ -297,12 +313,72 @@ def _side(info: DatasetInfo, model: str) -> int:
     raise UsageError(f"--image_size is missing: the stored images are {stored}; give a side in pixels")
 
 
+# --- which records
+
+
+def choose_data(info: DatasetInfo, train: str, evaluation: str | None, classes: Classes) -> TrainingData:
+    """Fill in what `--train_split`, `--eval_split` and `--classes` leave to the dataset.
+
+    Without a split `validation` or `val`, and unless `evaluation` names one or is `none`, a tenth of `train` is held
+    out if that is the name of a split of shuffled shards. `test` is never chosen.
+
+    Raises:
+        UsageError: there is no such split or class.
+    """
+    if train == "train" and "train" not in info.splits:
+        raise UsageError(f"{info.url} has no split 'train': it has {first_few(list(info.splits))}; give --train_split")
+    for flag, split in (("train_split", train), ("eval_split", evaluation)):
+        if split is not None and (flag, split) != ("eval_split", NO_VALIDATION):
+            try:
+                info.records(split)
+            except UsageError as error:
+                raise UsageError(f"--{flag} {split!r}: {error}") from None
+    chosen = evaluation or next((name for name in EVAL_SPLITS if name in info.splits), None)
+    is_held_out = chosen is None and train in info.splits and not info.is_index
+    if is_held_out := is_held_out and round(0.9 * info.records(train)) < info.records(train):
+        train, chosen = f"{train}[:{_HELD_OUT}]", f"{train}[{_HELD_OUT}:]"
+    chosen = None if chosen == NO_VALIDATION else chosen
+    selected, validated = select(info, train, classes), None if chosen is None else select(info, chosen, classes)
+    images, validation_images = (
+        part.size if part else info.records(split) if split else 0
+        for part, split in ((selected, train), (validated, chosen))
+    )
+    names = selected.classes if selected else info.classes
+    return TrainingData(train, chosen, is_held_out, selected, validated, names, images, validation_images)
+
+
+def class_counts(info: DatasetInfo, data: TrainingData, at_most: bool = False) -> list[int]:
+    """How many images of each class are trained on: of a part of a split, by the record tables; or `at_most`."""
+    new = np.array(range(info.num_classes) if data.selected is None else data.selected.labels)
+    known, count = new >= 0, len(data.classes)
+    old = np.sum([info.splits[part.split].class_counts for part in info.ranges(data.train)], axis=0)
+    counts = np.bincount(new[known], old[known], count).astype(np.int64)
+    if at_most or counts.sum() == data.images:
+        return list(map(int, counts))
+    counts, begin = np.zeros(count, np.int64), 0
+    mask = np.ones(info.records(data.train), np.bool_) if data.selected is None else data.selected.mask()
+    for columns in read_columns(info, data.train, ["class"]):
+        labels = new[columns["class"]][mask[begin : begin + columns.records]]
+        counts, begin = counts + np.bincount(labels, minlength=count), begin + columns.records
+    return list(map(int, counts))
+
+
 def warnings(info: DatasetInfo, recipe: Recipe) -> Iterator[str]:
-    """What will probably make the result disappoint."""
-    records, updates = recipe.data.images, recipe.steps * recipe.epochs
+    """What will probably make the result disappoint, or say less than it seems to."""
+    data, records, updates = recipe.data, recipe.data.images, recipe.steps * recipe.epochs
     if recipe.batch_size > records:
-        has = f"{recipe.data.train} has {plural(records, 'image')}, so images repeat within a batch"
+        has = f"{data.train} has {plural(records, 'image')}, so images repeat within a batch"
         yield f"--batch_size {recipe.batch_size}: {has}: give at most {records}"
     elif updates < _MIN_UPDATES:
         yield f"only {plural(updates, 'update')}: raise --epochs or lower --batch_size"
-    yield from data.warnings(info, recipe.data)
+    if data.is_held_out and info.manifest["configuration"].get("split_by"):
+        fix = "write the dataset with --splits, or give --eval_split none"
+        yield f"{data.evaluation} is held out at random, so a group of --split_by may be in both parts: {fix}"
+    if data.evaluation is None:
+        fix, part = "--eval_split names what to validate on", f"{data.train}[{{}}]"
+        if info.is_index and data.train in info.splits:
+            held = f"--train_split {part.format(':90%')} --eval_split {part.format('90%:')}"
+            fix = f"if the files are shuffled, {held} holds out a tenth"
+        yield f"no validation, so model.keras is the last epoch's: {fix}"
+    elif not data.is_held_out and overlap(info.ranges(data.train), info.ranges(data.evaluation)):
+        yield f"--eval_split {data.evaluation}: the accuracy on images that were trained on says little of others"

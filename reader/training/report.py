@@ -13,12 +13,11 @@ import numpy as np
 import numpy.typing as npt
 
 from beam_pipeline import __version__, storage
-from beam_pipeline.schema.manifest import FOREIGN_KEY
 from beam_pipeline.text import plural, print_line
 from reader.info import DatasetInfo
 from reader.machine import cpu_count
-from reader.training.compile import DECAY
 from reader.training.devices import Devices
+from reader.training.models import DECAY
 from reader.training.options import Recipe
 
 # Of some steps, compiling not counted: seconds, those waiting for batches, CPU seconds here, images of all processes.
@@ -66,7 +65,7 @@ def run_document(info: DatasetInfo, recipe: Recipe, devices: Devices, command: s
             "url": info.url,
             "name": info.name,
             "version": info.version,
-            "is_index": FOREIGN_KEY in info.manifest,  # of third-party files, whose images were never converted
+            "is_index": info.is_index,  # of third-party files, whose images were never converted
             **{key: info.manifest[key] for key in ("configuration", "image", "codec")},
         },
         "configuration": recipe.configuration(info),
@@ -79,11 +78,9 @@ def run_document(info: DatasetInfo, recipe: Recipe, devices: Devices, command: s
 def speed(clocks: Clocks) -> dict[str, float]:
     """Of some steps, as metrics.jsonl and run.json hold it; {} if none was timed."""
     seconds, waited_s, _, images = clocks.tolist()
-    return {"images_per_s": round(images / seconds, 1), "wait_share": _share(waited_s, seconds)} if seconds else {}
-
-
-def _share(waited_s: float, seconds: float) -> float:
-    return round(min(1.0, waited_s / seconds), 4) if seconds else 0.0
+    if not seconds:
+        return {}
+    return {"images_per_s": round(images / seconds, 1), "wait_share": round(min(1.0, waited_s / seconds), 4)}
 
 
 def mean_speed(lines: Sequence[dict[str, Any]]) -> dict[str, float]:
@@ -104,10 +101,10 @@ def epoch_line(line: dict[str, Any], epochs: int) -> str:
 
 def verdict(clocks: Clocks, info: DatasetInfo, recipe: Recipe) -> str:
     """What limits a run, and the change that would help most."""
-    seconds, waited_s, cpu_s, images = clocks.tolist()
+    seconds, _, cpu_s, images = clocks.tolist()
     if recipe.steps == 1 or images <= recipe.batch_size:  # of which the first batch of an epoch is waited for
         return "too few steps were timed to say what limits it: lower --batch_size or raise --epochs"
-    share = _share(waited_s, seconds)
+    share = speed(clocks)["wait_share"]
     waited = f"waited {share:.0%} of the time for input"
     if share < _NO_WAIT:
         return f"{waited}: the device is the limit"

@@ -268,17 +268,17 @@ def test_paths_are_those_of_the_records_however_much_of_each_is_read(
     version, _, numbers = of_test
     expected = [one["filename"].encode() for one in reader.records(version, "test")[numbers]]
     monkeypatch.setattr(read, "_HEAD_BYTES", head)
-    assert read.read_filenames(reader.load_info(version), ["test"], numbers) == expected
+    assert read.read_paths(reader.load_info(version), ["test"], numbers) == expected
 
 
 def test_no_flipped_byte_gives_another_path(of_test: Any) -> None:
     version, shard, numbers = of_test
     info = reader.load_info(version)
-    expected, failed = read.read_filenames(info, ["test"], numbers), 0
+    expected, failed = read.read_paths(info, ["test"], numbers), 0
     for at in range(200):  # the first record begins with class and path
         make.flip_byte(shard, at)
         try:
-            assert read.read_filenames(info, ["test"], numbers) == expected
+            assert read.read_paths(info, ["test"], numbers) == expected
         except CorruptRecordError as error:
             assert (error.file, error.record, error.offset) == (str(shard), 0, 0)
             failed += 1
@@ -292,10 +292,10 @@ def test_a_missing_shard_and_a_table_of_other_paths_are_named(of_test: Any) -> N
     table, name = version / schema.table_file(shard.name), info.load_table(info.splits["test"].shards[0])["name"]
     table.write_bytes(table.read_bytes().replace(name.tobytes(), np.roll(name, 1).tobytes()))
     with pytest.raises(ImageShardsError, match=rf"^{shard}: its record table isn't of these records; run the job with"):
-        read.read_filenames(info, ["test"], numbers)
+        read.read_paths(info, ["test"], numbers)
     shard.unlink()
     with pytest.raises(CorruptRecordError, match=rf"^{shard}: record 0 at byte 0: the file is missing$"):
-        read.read_filenames(info, ["test"], numbers)
+        read.read_paths(info, ["test"], numbers)
 
 
 @pytest.mark.parametrize(

@@ -13,11 +13,12 @@ import pytest
 from PIL import Image, ImageFilter
 
 import imageshards
-from beam_pipeline.errors import ImageShardsError, UsageError
+from beam_pipeline.errors import ImageShardsError
 from reader.info import load_info
 from reader.tools import near
-from reader.tools.duplicates import find_groups, read_paths
+from reader.tools.duplicates import find_groups
 from reader.tools.pictures import FENCES, Pictures, measured, statistics
+from reader.tools.read import read_paths
 from tests.reading import shards
 
 COPIES: dict[str, Callable[[Image.Image], Image.Image]] = {
@@ -160,14 +161,11 @@ def test_pictures_of_any_size_have_numbers(channels: int, image_format: str, tmp
     assert not imageshards.tools.duplicates(url, near=True)
 
 
-def test_one_split_an_empty_and_an_unknown_one(tmp_path: Path) -> None:
+def test_splits_that_are_empty_or_all_of_them(tmp_path: Path) -> None:
     url = shards.make_dataset(tmp_path / "1.0.0", {"train": [4, 3], "test": [2], "empty": [0]})
-    found, of_test = statistics(url), statistics(url, split="test")
+    found = statistics(url)
     assert [row["split"] for row in found.rows()] == ["test"] * 2 + ["train"] * 7  # in the manifest's order
-    assert found.record.tolist() == [0, 1, *range(7)] and found.hash[:2].tolist() == of_test.hash.tolist()
-    for split in ("tset", "empty"):
-        with pytest.raises(UsageError, match=split):
-            statistics(url, split=split)
+    assert found.record.tolist() == [0, 1, *range(7)]
     none = statistics(shards.make_dataset(tmp_path / "none", {"train": [0]}))
     assert len(none) == 0 and list(none.rows()) == []
     assert all(len(suspect.rows) == 0 for suspect in none.suspicious().values())
@@ -321,3 +319,10 @@ def test_pictures_of_one_shape_and_other_colours_are_no_copies_but_a_grey_copy_i
     found = imageshards.tools.duplicates(tmp_path / "datasets" / "planted" / "1.0.0", near=True)
     groups = sorted(sorted(path.removeprefix("ant/") for path in group.paths) for group in found.first)
     assert groups == [[f"grey_{number}.jpg", f"red_{number}.jpg"] for number in range(16, 20)]
+
+
+def test_plain_pictures_are_copies_only_if_they_have_one_colour(tmp_path: Path) -> None:
+    colours = [tuple(map(int, colour)) for colour in np.random.default_rng(0).integers(0, 256, (60, 3))]
+    images = {f"{number:02}": Image.new("RGB", (240, 180), colour) for number, colour in enumerate(colours)}
+    images["copy"] = Image.new("RGB", (90, 70), colours[-1])
+    assert groups_of(tmp_path, images) == [["59", "copy"]]

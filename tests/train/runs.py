@@ -51,10 +51,10 @@ class Killed(BaseException):
 @contextmanager
 def killed_at(moment: str) -> Iterator[None]:
     """Kill a run at its best epoch, before its line; in an evaluation; or between last.keras and model.keras."""
-    from reader.training import checkpoint, fit
+    from reader.training import fit, out_folder
 
     places: dict[str, tuple[Any, str]] = {
-        "best": (checkpoint.Checkpoints, "keep_best"),
+        "best": (out_folder.Checkpoints, "keep_best"),
         "evaluation": (fit.StepWatch, "on_test_batch_begin"),
         "signal": (fit.StepWatch, "on_test_batch_begin"),
         "end": (fit.OutFolder, "write"),
@@ -225,8 +225,8 @@ def make_other_dataset(folder: Path) -> str:
 def _slow_training(dataset: str, folder: Path, name: str) -> None:
     """One that is in the middle of an epoch long enough to be killed there."""
     from reader.info import load_info
-    from reader.training.checkpoint import Checkpoints
     from reader.training.fit import train
+    from reader.training.out_folder import Checkpoints
 
     save = Checkpoints.save
 

@@ -15,9 +15,8 @@ import pytest
 
 from beam_pipeline.errors import ImageShardsError, UsageError
 from reader.info import DatasetInfo, load_info
-from reader.training.compile import compile_for
 from reader.training.devices import Devices
-from reader.training.models import Model, build
+from reader.training.models import Model, build, compile_for
 from reader.training.options import TrainOptions, application_name, make_recipe
 from tests.reading.shards import make_dataset
 

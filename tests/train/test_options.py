@@ -13,8 +13,7 @@ import pytest
 from beam_pipeline.errors import UsageError
 from beam_pipeline.schema.manifest import FOREIGN_KEY, Manifest
 from reader.info import DatasetInfo, load_info
-from reader.training.data import class_counts
-from reader.training.options import TrainOptions, make_recipe, warnings
+from reader.training.options import TrainOptions, class_counts, make_recipe, warnings
 from tests.reading.shards import make_dataset
 
 

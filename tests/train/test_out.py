@@ -24,11 +24,10 @@ from beam_pipeline.errors import CorruptRecordError, ImageShardsError, StorageEr
 from reader.machine import cpu_count
 from reader.runs import RunReader
 from reader.training import metrics, report
-from reader.training.checkpoint import Checkpoints
 from reader.training.fit import TrainResult, train
 from reader.training.metrics import confusion, curves
 from reader.training.options import TrainOptions, make_recipe
-from reader.training.out_folder import OutFolder, open_out
+from reader.training.out_folder import Checkpoints, OutFolder, open_out
 from tests import make, servers
 from tests.reading.shards import make_dataset
 from tests.train import runs

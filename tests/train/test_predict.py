@@ -25,7 +25,7 @@ import reader
 from beam_pipeline import images
 from imageshards import main
 from reader.training import evaluate as evaluating
-from reader.training import predict as predicting
+from reader.training import run as predicting
 from reader.training.fit import train
 from reader.training.options import TrainOptions
 from tests import make, servers

@@ -24,7 +24,7 @@ from reader.training import run as run_module
 from reader.training.fit import train
 from reader.training.metrics import confusion_files
 from reader.training.options import TrainOptions
-from reader.training.predict import Prediction
+from reader.training.run import Prediction
 
 pytestmark = pytest.mark.usefixtures("eager", "no_pictures")
 
