@@ -87,7 +87,9 @@ def test_the_guide_for_contributors_names_every_target_of_the_makefile() -> None
 # --- docs/howto/dataflow.md, dataflow-problems.md, clusters.md
 
 
-DATAFLOW = "".join((ROOT / f"docs/howto/{name}.md").read_text() for name in ("dataflow", "dataflow-problems", "clusters"))
+DATAFLOW = "".join(
+    (ROOT / f"docs/howto/{name}.md").read_text() for name in ("dataflow", "dataflow-problems", "clusters")
+)
 SHOWN = [
     line.partition("imageshards write ")[2]
     for block in re.findall(r"```sh\n(.*?)```", DATAFLOW, re.DOTALL)
