@@ -10,7 +10,7 @@ from apache_beam.pvalue import AsIter, AsList, AsSingleton
 from beam_pipeline import __version__
 from beam_pipeline.config import Config
 from beam_pipeline.dataset.compare import CorruptFiles
-from beam_pipeline.dataset.repair import restore
+from beam_pipeline.dataset.publish import restore
 from beam_pipeline.dataset.writer import ClaimedPlan
 from beam_pipeline.inputs.folders import ListingSummary
 from beam_pipeline.pipeline.comparing import CompareShards, save_comparison

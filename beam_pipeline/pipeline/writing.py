@@ -77,12 +77,7 @@ def _counted(written: WrittenShard) -> ShardId:
 
 
 @reports_errors
-def publish_dataset(
-    claimed: ClaimedPlan,
-    config: Config,
-    _: Iterable[ShardId],
-    run: Run,
-) -> str:
+def publish_dataset(claimed: ClaimedPlan, config: Config, _: Iterable[ShardId], run: Run) -> str:
     """Publish once every shard is written; returns the version's URL.
 
     Args:
