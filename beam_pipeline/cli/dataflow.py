@@ -186,9 +186,8 @@ def defaults_text(config: Config, explicit: Mapping[str, Any], filled: Mapping[s
         filled: their `defaults`.
     """
     options = {**explicit, **filled}
-    machine, workers, threads = (
-        options[name] for name in ("machine_type", "max_num_workers", "number_of_worker_harness_threads")
-    )
+    machine, workers = options["machine_type"], options["max_num_workers"]
+    threads = options["number_of_worker_harness_threads"]
     cores, shards = cores_of(machine), shards_asked_for(config)
     fleet = f"up to {plural(workers, 'worker')}"
     if cores:

@@ -60,10 +60,7 @@ class Converted(NamedTuple, Generic[Result]):
 
 
 def convert_all(
-    config: Config,
-    refs: Iterable[ImageRef],
-    convert: Callable[..., Result],
-    base: Iterable[Stored | None] = (),
+    config: Config, refs: Iterable[ImageRef], convert: Callable[..., Result], base: Iterable[Stored | None] = ()
 ) -> Iterator[Converted[Result]]:
     """Fetch, check and convert listed images, a bounded window of them at a time; results come in order.
 
@@ -91,9 +88,8 @@ def convert_all(
         reads = (fetched, again, again)  # a bit may have flipped in transit
         return _converted(config, *item, reads, convert)._replace(cpu_s=time.thread_time() - start)
 
-    return pool.map(
-        zip(refs, chain(base, repeat(None)), strict=False), fetch, timed, cost=lambda item: item[0].source_bytes
-    )
+    items = zip(refs, chain(base, repeat(None)), strict=False)
+    return pool.map(items, fetch, timed, cost=lambda item: item[0].source_bytes)
 
 
 def _converted(

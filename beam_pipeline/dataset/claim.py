@@ -161,11 +161,6 @@ class Claim:
         # Writes are atomic: on this machine a power cut has emptied it, and the job has ended.
         return read_document(data, ClaimHolder) or ClaimHolder(is_locked=not self._store.is_remote)
 
-    def verify(self, run: str) -> bool:
-        """Whether it still is that of this run."""
-        holder = self.holder()
-        return holder is not None and holder.run == run
-
     def acquire(self, plan: str, replaces: bool = False) -> tuple[str, bool]:
         """For the step that writes first, when the plan's hash is known; a repeated step changes nothing.
 

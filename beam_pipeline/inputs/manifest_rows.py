@@ -119,9 +119,8 @@ def _cells(url: str, deadline_s: float) -> Iterator[tuple[int, Any]]:
     """(number of its first line, cells) of each row that isn't blank; the cells of CSV are a list, of JSONL a dict."""
     before = 0  # lines before the row
     with storage.open_storage(url, deadline_s).open(url) as file:
-        text = io.TextIOWrapper(
-            file, encoding="utf-8-sig", errors="surrogateescape", newline="" if _is_csv(url) else None
-        )
+        newline = "" if _is_csv(url) else None
+        text = io.TextIOWrapper(file, encoding="utf-8-sig", errors="surrogateescape", newline=newline)
         try:
             if _is_csv(url):
                 table = csv.reader(text, strict=True)
