@@ -77,10 +77,9 @@ def find_running_job(service: Service, config: Config, name: str) -> Any:
     """
     job = service.running(name)
     if job is not None and job.labels.get(dataflow.LABEL) != dataflow.label(config):
-        raise ImageShardsError(
-            f"job {job.id} runs under the name {name!r} with another configuration, input or output: wait for its end, "
-            f"cancel it ({service.cancel_command(job.id)}), or choose another --version or --job_name"
-        )
+        what = f"job {job.id} runs under the name {name!r} with another configuration, input or output"
+        fix = f"cancel it ({service.cancel_command(job.id)}), or choose another --version or --job_name"
+        raise ImageShardsError(f"{what}: wait for its end, {fix}")
     return job
 
 

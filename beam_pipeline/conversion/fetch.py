@@ -115,10 +115,8 @@ def _converted(
         return Converted(ref, convert(ref, data, md5, *reusable), md5, len(data), stored)
     except Reject as reject:
         if config.strict and reject.reason in (RejectReason.VANISHED, RejectReason.CHANGED):
-            raise ImageShardsError(
-                f"--strict: {ref.path!r} is not as it was listed ({reject.reason}: {reject.detail}); "
-                "run the same command again, which lists them again"
-            ) from None
+            what = f"--strict: {ref.path!r} is not as it was listed ({reject.reason}: {reject.detail})"
+            raise ImageShardsError(f"{what}; run the same command again, which lists them again") from None
         # Re-create it: the traceback of the caught one keeps the image's bytes alive.
         return Converted(ref, Reject(reject.reason, reject.detail), md5, len(data), stored)
 
