@@ -18,7 +18,7 @@ from beam_pipeline.errors import NotPublishedError, OtherFormatError, StorageErr
 from beam_pipeline.inputs import checks, exclude, folders, manifest_rows
 from beam_pipeline.schema import INDEX_FOLDER, MANIFEST_FILE, REJECTS_FILE, ShardName
 from beam_pipeline.schema.job import as_run
-from beam_pipeline.schema.manifest import Content, Manifest, open_manifest
+from beam_pipeline.schema.manifest import Content, Manifest, parse_manifest
 from beam_pipeline.storage.local import making_folder
 from beam_pipeline.text import one_line, plural
 
@@ -59,7 +59,7 @@ def read_manifest(config: Config) -> Manifest | None:
     except FileNotFoundError:
         return None
     try:
-        return Manifest(config.dataset_url, open_manifest(data, url))
+        return Manifest(config.dataset_url, parse_manifest(data, url)[0])
     except NotPublishedError as error:
         if config.overwrite or (config.repair and not isinstance(error, OtherFormatError)):
             return None  # all of it is rewritten, in place

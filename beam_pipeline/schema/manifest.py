@@ -350,11 +350,6 @@ def seal_manifest(manifest: Mapping[str, Any] | Struct) -> bytes:
     return canonical_json({**body, "self_sha256": sha256(canonical_json(body))})
 
 
-def open_manifest(data: bytes, where: str) -> dict[str, Any]:
-    """The checked content of a `manifest.json` as parsed JSON; arguments and errors as in `parse_manifest`."""
-    return parse_manifest(data, where)[0]
-
-
 def parse_manifest(data: bytes, where: str) -> tuple[dict[str, Any], Content]:
     """Check the bytes of a `manifest.json`: its own hash first, then every type, number and file name.
 
