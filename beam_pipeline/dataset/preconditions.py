@@ -199,11 +199,9 @@ def choices(config: Config, manifest: Content, labels: set[str]) -> str:
     minor, moved = _next_version(config, 1), _moved_id(manifest.classes, config.labels or sorted(labels))
     if moved is None:
         return f"choose --version {minor} or --overwrite"
-    return (
-        f"class {moved[1]!r} takes the id of {moved[0]!r}: choose --version {_next_version(config, 0)} or "
-        f"--overwrite, or keep the ids with --version {minor} and a --labels_file: the lines of {schema.LABELS_FILE}, "
-        "then the new classes"
-    )
+    major, labels_file = _next_version(config, 0), f"the lines of {schema.LABELS_FILE}, then the new classes"
+    what = f"class {moved[1]!r} takes the id of {moved[0]!r}: choose --version {major} or --overwrite"
+    return f"{what}, or keep the ids with --version {minor} and a --labels_file: {labels_file}"
 
 
 def _as_list(url: str, configuration: Mapping[str, Any]) -> str:

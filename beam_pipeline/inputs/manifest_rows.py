@@ -100,10 +100,9 @@ def box_notice(config: Config) -> str | None:
     if not boxes:
         return None
     looks = f"{first_few(boxes)} {'looks like a box' if len(boxes) == 1 else 'look like boxes'}"
-    return (
-        f"{looks} and won't be moved with the pixels: boxes in pixels, of upright images, need --image_size none, "
-        "boxes as fractions also fit --resize_mode stretch, shorter and longer"
-    )
+    need = "boxes in pixels, of upright images, need --image_size none"
+    fit = "boxes as fractions also fit --resize_mode stretch, shorter and longer"
+    return f"{looks} and won't be moved with the pixels: {need}, {fit}"
 
 
 def _is_csv(url: str) -> bool:

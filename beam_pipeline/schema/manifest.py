@@ -375,10 +375,8 @@ def parse_manifest(data: bytes, where: str) -> tuple[dict[str, Any], Content]:
     if not is_sealed:
         raise NotPublishedError(f"{where} is corrupt: its self_sha256 doesn't match; {_REPAIR}")
     if type(version) is int and version != FORMAT_VERSION:
-        raise OtherFormatError(
-            f"{where} has format_version {reprlib.repr(version)}, this release reads {FORMAT_VERSION}: "
-            "use the one that wrote it"
-        )
+        what = f"{where} has format_version {reprlib.repr(version)}, this release reads {FORMAT_VERSION}"
+        raise OtherFormatError(f"{what}: use the one that wrote it")
     try:
         typed = msgspec.convert(manifest, Content)
         wrong = next(typed.contradictions(), "")
