@@ -29,7 +29,9 @@ from beam_pipeline.text import one_line, print_line
 EXIT_OK = 0
 EXIT_FAILED = 1
 EXIT_USAGE = 2
-INTERRUPTED = "interrupted; the same command resumes"
+RESUMES = "the same command resumes"
+INTERRUPTED = f"interrupted; {RESUMES}"
+UNPUBLISHED = "nothing is published; run the same command again"
 
 
 class ImageShardsError(Exception):

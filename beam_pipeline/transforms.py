@@ -52,7 +52,16 @@ class ConvertedImage(NamedTuple):
 
 
 @dataclasses.dataclass(eq=False)
-class ListImages(beam.PTransform):  # type: ignore[misc]
+class _OfConfig(beam.PTransform):  # type: ignore[misc]
+    config: Config
+
+    def display_data(self) -> dict[str, str]:
+        """The input and what decides bytes, for a job's page."""
+        return {"input": self.config.input} | {name: str(value) for name, value in self.config.fingerprint().items()}
+
+
+@dataclasses.dataclass(eq=False)
+class ListImages(_OfConfig):
     """Lists the images of an input; reads none of them.
 
     Input: the pipeline. Output: an `ImageRef` (path, bytes, etag, label, split, order key) for each image, once, in no
@@ -63,14 +72,9 @@ class ListImages(beam.PTransform):  # type: ignore[misc]
     Raises UsageError when it is applied: the input has no images, or one of its flags is invalid.
     """
 
-    config: Config
-
     def expand(self, pipeline: Any) -> beam.PCollection[ImageRef]:
         pages, _ = pipeline | ListPages(resolve(self.config, for_output=False))
         return pages | "Flatten" >> beam.FlatMap(_refs)
-
-    def display_data(self) -> dict[str, str]:
-        return _display_data(self.config)
 
 
 def _refs(pages: Pages) -> Iterator[ImageRef]:
@@ -78,7 +82,7 @@ def _refs(pages: Pages) -> Iterator[ImageRef]:
 
 
 @dataclasses.dataclass(eq=False)
-class ReadImages(beam.PTransform):  # type: ignore[misc]
+class ReadImages(_OfConfig):
     """Reads and converts the images of an input, and writes nothing anywhere.
 
     Input: the pipeline. Output: two collections, in no order: a `ConvertedImage` for each image, with the bytes that
@@ -93,17 +97,12 @@ class ReadImages(beam.PTransform):  # type: ignore[misc]
     Raises UsageError when it is applied: the input has no images, or one of its flags is invalid.
     """
 
-    config: Config
-
     def expand(self, pipeline: Any) -> Any:
         config = resolve(self.config, for_output=False).in_run(launcher=versions())
         pages, _ = pipeline | ListPages(config)
         convert = beam.FlatMap(_converted, config).with_output_types(ConvertedImage)
         parts = pages | "ConvertImages" >> convert.with_outputs(_REJECTS, main="images")
         return parts.images, parts[_REJECTS]
-
-    def display_data(self) -> dict[str, str]:
-        return _display_data(self.config)
 
 
 @reports_errors
@@ -123,7 +122,7 @@ def _converted(pages: Pages, config: Config) -> Iterator[Any]:
 
 
 @dataclasses.dataclass(eq=False)
-class WriteDataset(beam.PTransform):  # type: ignore[misc]
+class WriteDataset(_OfConfig):
     """Writes and publishes a dataset version; as `imageshards write` does.
 
     Input: the pipeline. Output: the version's URL, one string, once it is published; a failure fails the pipeline and
@@ -136,8 +135,6 @@ class WriteDataset(beam.PTransform):  # type: ignore[misc]
 
     Raises when it is applied: UsageError, the configuration or the input can't be used; the version is published.
     """
-
-    config: Config
 
     def expand(self, pipeline: Any) -> Any:
         config = resolve(self.config)
@@ -153,9 +150,4 @@ class WriteDataset(beam.PTransform):  # type: ignore[misc]
         return graph.build(pipeline, config, run)
 
     def display_data(self) -> dict[str, str]:
-        return _display_data(self.config) | {"dataset": self.config.dataset_url}
-
-
-def _display_data(config: Config) -> dict[str, str]:
-    """The input and what decides bytes, for a job's page."""
-    return {"input": config.input} | {name: str(value) for name, value in config.fingerprint().items()}
+        return super().display_data() | {"dataset": self.config.dataset_url}

@@ -44,11 +44,7 @@ def main() -> None:
     parser.add_argument("--resample", default="bilinear", choices=sorted(RESAMPLING))
     arguments = parser.parse_args()
     config = beam_pipeline.Config(
-        input="in",
-        output="out",
-        name="bench",
-        image_size=arguments.size,
-        resample=arguments.resample,
+        input="in", output="out", name="bench", image_size=arguments.size, resample=arguments.resample
     )
     with tempfile.TemporaryDirectory(prefix="imageshards-bench-") as scratch:
         folder = material(arguments.images, Path(scratch), arguments.count)

@@ -10,9 +10,8 @@ own. Counted is the process' CPU time per image between the two, so without its 
 from __future__ import annotations
 
 import json
-import resource
+import os
 import statistics
-import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -20,6 +19,7 @@ from pathlib import Path
 
 import gs
 import material
+import memory
 import turns
 from PIL import Image
 
@@ -76,11 +76,9 @@ def cpu_s_per_image(gcs: Gcs, pictures: Path, count: int, repeats: int) -> tuple
 
 def job(gcs: Gcs, images: str) -> tuple[float, float]:
     """CPU seconds of a job's process, and those that its run.json has."""
-    target, before = gcs.new_bucket(), resource.getrusage(resource.RUSAGE_CHILDREN)
+    target = gcs.new_bucket()
     flags = ["--input", images, "--output", f"gs://{target}", "--name", "bench"]
-    subprocess.run([sys.executable, "-m", "beam_pipeline", *flags], check=True, capture_output=True)
-    after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    used = after.ru_utime - before.ru_utime + after.ru_stime - before.ru_stime
+    used = memory.watch([sys.executable, "-m", "beam_pipeline", *flags], Path(os.devnull)).cpu_s
     return used, json.loads(gcs.get(target, "bench/1.0.0/run.json"))["cpu_s"]
 
 

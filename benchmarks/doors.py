@@ -181,26 +181,20 @@ def files(root: str) -> turns.Reader:
     return sizes(tutorial.files_at_once(root, BATCH, SIZE))
 
 
-class StubDecoder:
-    """In the place of the engine's decoder: fills nothing, and may sleep as long as decoding takes.
+def stubbed(kind: str) -> Any:
+    """For `with_rows`: a stub in the place of decoding, which fills nothing.
 
     Args:
         kind: `nothing`, or `sleep`: 270 µs in which other threads run, as while libjpeg-turbo decodes.
     """
+    sleep_s = {"nothing": 0.0, "sleep": DECODING_S}[kind]
 
-    def __init__(self, kind: str) -> None:
-        self._sleep_s = {"nothing": 0.0, "sleep": DECODING_S}[kind]
-
-    def __call__(self, encoded: Any, row: Any, seed: int) -> None:
-        if self._sleep_s:
-            time.sleep(self._sleep_s)
-
-
-def stubbed(kind: str) -> Any:
-    """For `with_rows`: a stub in the place of decoding."""
+    def decode(encoded: Any, row: Any, seed: int) -> None:
+        if sleep_s:
+            time.sleep(sleep_s)
 
     def change(rows: Any) -> Any:
-        rows.decode = StubDecoder(kind)
+        rows.decode = decode
         return rows
 
     return change

@@ -1,6 +1,6 @@
 """Feeds corrupt image files to the codec, each worker in a process of its own, and reports what goes wrong.
 
-    python benchmarks/fuzz_images.py [--count 200000] [--first 0] [--seed 0] [--workers 2] [--keep DIR] [--digests FILE]
+    python benchmarks/fuzz_images.py [--count 200000] [--first 0] [--seed 0] [--workers 2] [--digests FILE]
 
 A case is decided by seed and number (tests/images/mutations.py), so each finding can be made again. Limits are a job's
 default ones. It is a finding when an image raises anything but a reject, kills the process, takes more than 20 s,
@@ -98,7 +98,6 @@ def main() -> int:
     parser.add_argument("--first", type=int, default=0)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--workers", type=int, default=2)
-    parser.add_argument("--keep", type=Path, help="folder for the files of findings")
     parser.add_argument("--digests", type=Path, help="file for what came out of each case")
     arguments = parser.parse_args()
     digests = arguments.digests.open("w") if arguments.digests else None
@@ -106,6 +105,11 @@ def main() -> int:
     workers = [Worker(arguments, arguments.first + number, last) for number in range(arguments.workers)]
     outcomes: collections.Counter[str] = collections.Counter()
     findings: list[tuple[int, str, str]] = []
+
+    def found(number: int, kind: str, what: str) -> None:
+        findings.append((number, kind, what))
+        print(number, kind, what, flush=True)
+
     slowest, largest, ended = (0.0, -1, ""), 0, 0
     began = time.monotonic()
     while workers:
@@ -117,8 +121,7 @@ def main() -> int:
                     if kind == "begin":
                         worker.number, worker.since = value, time.monotonic()
                     elif kind == "finding":
-                        findings.append(value)
-                        print(*value, flush=True)
+                        found(*value)
                     elif kind == "end":
                         number, name, what, digest, seconds, growth = value
                         outcomes[what] += 1
@@ -136,41 +139,24 @@ def main() -> int:
             except EOFError:
                 if not worker.done and worker.number + arguments.workers < last:
                     if worker.process.exitcode != 0:
-                        findings.append((worker.number, "?", f"the process ended with {worker.process.exitcode}"))
-                        print(*findings[-1], flush=True)
+                        found(worker.number, "?", f"the process ended with {worker.process.exitcode}")
                     workers[place] = worker.after()
                     continue
                 workers.pop(place)
                 continue
             if time.monotonic() - worker.since > MAX_SECONDS:
-                findings.append((worker.number, "?", f"longer than {MAX_SECONDS:g} s"))
-                print(*findings[-1], flush=True)
+                found(worker.number, "?", f"longer than {MAX_SECONDS:g} s")
                 workers[place] = worker.after()
-    report(arguments, outcomes, findings, slowest, largest, time.monotonic() - began)
-    return 1 if findings else 0
-
-
-def report(
-    arguments: argparse.Namespace,
-    outcomes: collections.Counter[str],
-    findings: list[tuple[int, str, str]],
-    slowest: tuple[float, int, str],
-    largest: int,
-    seconds: float,
-) -> None:
-    """Print the totals, and keep the files of findings."""
     document = {
         "inputs": sum(outcomes.values()),
-        "seconds": round(seconds),
+        "seconds": round(time.monotonic() - began),
         "outcomes": dict(sorted(outcomes.items())),
         "slowest": {"seconds": round(slowest[0], 3), "number": slowest[1], "kind": slowest[2]},
         "most_memory_mib": largest >> 20,
         "findings": len(findings),
     }
     print(json.dumps(document, indent=1))
-    for number, kind, _ in findings if arguments.keep else []:
-        arguments.keep.mkdir(parents=True, exist_ok=True)
-        (arguments.keep / f"{arguments.seed}-{number}-{kind}").write_bytes(case(arguments.seed, number, options()).data)
+    return 1 if findings else 0
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Peak memory of a job, all its processes together, by number and by size of the images.
 
-    python -m benchmarks.memory [--counts 3000,30000,300000] [--engines …] [--photos 100,400,1600]
+    python -m benchmarks.memory
 
 First table: tiny images (hard links to 300 files of 16×16 pixels), so that what grows is what a reference costs; the
 slope is (peak of the most − peak of the fewest) / (their difference in images). Second table: photos of 12 megapixels,
@@ -11,7 +11,6 @@ RSS is the sum over all processes, read 20 times a second; PSS, read less often,
 
 from __future__ import annotations
 
-import argparse
 import io
 import os
 import resource
@@ -52,32 +51,20 @@ class Usage(NamedTuple):
 
 def main() -> None:
     """Measure and print both tables."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--counts", type=_numbers, default=(3_000, 30_000, 300_000), metavar="N,N")
-    parser.add_argument("--engines", type=lambda text: text.split(","), default=list(ENGINES), metavar="NAME,NAME")
-    parser.add_argument("--photos", type=_numbers, default=(100, 400, 1_600), metavar="N,N")
-    arguments = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="imageshards-bench-") as name:
-        scratch = Path(name)
-        if arguments.counts:
-            _references(arguments.engines, sorted(arguments.counts), scratch)
-        if arguments.photos:
-            _photos(sorted(arguments.photos), scratch)
+        _references((3_000, 30_000, 300_000), Path(name))
+        _photos((100, 400, 1_600), Path(name))
 
 
-def _numbers(text: str) -> tuple[int, ...]:
-    return tuple(int(number) for number in text.split(",") if number)
-
-
-def _references(engines: Sequence[str], counts: Sequence[int], scratch: Path) -> None:
+def _references(counts: Sequence[int], scratch: Path) -> None:
     """Print peaks and slopes for tiny images."""
     print(f"{'engine':18}" + "".join(f"{count:>24,}" for count in counts) + "   slope RSS, PSS")
     folders = {count: linked_images(scratch / f"tiny-{count}", count, 16, 16) for count in counts}
-    for engine in engines:
+    for engine, flags in ENGINES.items():
         peaks = []
         print(f"{engine:18}", end="", flush=True)
         for count in counts:
-            peaks.append(measure(folders[count], scratch / "out", "--image_size=16", *ENGINES[engine]()))
+            peaks.append(measure(folders[count], scratch / "out", "--image_size=16", *flags()))
             print(f"{_cell(peaks[-1]):>24}", end="", flush=True)
         images = max(1, counts[-1] - counts[0])
         slopes = [(last - first) / images / 1000 for first, last in zip(peaks[0][:2], peaks[-1][:2], strict=True)]

@@ -1,7 +1,7 @@
 """Near-duplicates: what `imageshards duplicates --near` finds, and what it costs.
 
     python benchmarks/near.py table IMAGES [--changes half,q40] [--count 300] [--image_size 224]
-    python benchmarks/near.py scale 100000 [--keep FOLDER]
+    python benchmarks/near.py scale 100000
 
 `table` writes, for every change, a dataset of photos from IMAGES, a folder of class folders, and of a changed copy of
 each, and runs the command on it. `scale` makes small random pictures (64 x 64), of which each thousandth has a copy of
@@ -129,13 +129,11 @@ def record(_: str, number: int) -> tuple[int, bytes]:
     return 1, image_example(image=image, size=(64, 64), class_id=1, label="cat", path=path)
 
 
-def scale(count: int, kept: Path | None, scratch: Path) -> dict[str, object]:
+def scale(count: int, scratch: Path) -> dict[str, object]:
     """What the command costs on small random pictures."""
-    folder = (kept or scratch) / f"random-{count}" / "1.0.0"
-    if not (folder / "manifest.json").exists():
-        parts = -(-count // RECORDS_PER_SHARD)
-        per_shard = [count // parts + (index < count % parts) for index in range(parts)]
-        shards.make_dataset(folder, {"train": per_shard}, size=(64, 64), record=record, with_names=True)
+    folder, parts = scratch / "1.0.0", -(-count // RECORDS_PER_SHARD)
+    per_shard = [count // parts + (index < count % parts) for index in range(parts)]
+    shards.make_dataset(folder, {"train": per_shard}, size=(64, 64), record=record, with_names=True)
     said, cost = run(str(folder), str(scratch / "list"))
     return {"records": count, "copies": -(-(count - 1) // COPIED), "groups": said["groups"]} | cost
 
@@ -147,18 +145,16 @@ def main() -> None:
     of_table, of_scale = verbs.add_parser("table"), verbs.add_parser("scale")
     of_table.add_argument("images", type=Path)
     of_table.add_argument("--changes", default=",".join(CHANGES))
-    of_table.add_argument("--first", type=int, default=0)
     of_table.add_argument("--count", type=int, default=300)
     of_table.add_argument("--image_size", type=int, default=224)
     of_scale.add_argument("count", type=int)
-    of_scale.add_argument("--keep", type=Path, help="folder in which the dataset stays for the next run")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as scratch:
         if args.verb == "table":
-            files = sorted(path for path in args.images.glob("*/*") if path.is_file())[args.first :][: args.count]
+            files = sorted(path for path in args.images.glob("*/*") if path.is_file())[: args.count]
             found = table(files, args.changes.split(","), args.image_size, Path(scratch))
         else:
-            found = iter([scale(args.count, args.keep, Path(scratch))])
+            found = iter([scale(args.count, Path(scratch))])
         for line in found:
             print(json.dumps(line))
 

@@ -1,7 +1,7 @@
 """Our doors beside a ceiling and other libraries: the same stored bytes, 224 px, batch 64, shuffled.
 
     benchmarks/peers_env.sh                                   # the other libraries, once
-    python benchmarks/peers_read.py [IMAGES] [--count 20480] [--repeats 7] [--only NAME,…] [--rows ours|peers|all]
+    python benchmarks/peers_read.py [IMAGES] [--count 20480] [--repeats 7] [--rows ours|peers|all]
 
 IMAGES is a folder of class folders (drawn pictures without); its files are repeated up to the count and converted once,
 for other formats too, into build/bench. A library that isn't installed has a row that says so.
@@ -42,7 +42,6 @@ def main() -> None:
     """Print a table."""
     parser = turns.parser(__doc__, 20_480, 7)
     parser.add_argument("--rows", choices=("ours", "peers", "all"), default="all")
-    parser.add_argument("--only", default="", help="parts of names, separated by commas; the ceilings are always read")
     flags = parser.parse_args()
     url, folder = material.kept(flags.images, flags.count)
     cases = ceilings(str(folder))
@@ -50,8 +49,6 @@ def main() -> None:
         cases |= ours(url)
     if flags.rows != "ours":
         cases |= tensorflows(url, folder) | individual_files(flags.images) | peers(url, folder)
-    wanted = (*CEILINGS, *(part.strip() for part in flags.only.split(",") if part)) if flags.only else ("",)
-    cases = {name: case for name, case in cases.items() if any(part in name for part in wanted)}
     print(f"{flags.count:,} images a turn, {flags.repeats} turns; base: the better of {' and '.join(CEILINGS)}")
     runs = turns.in_turns(cases, flags.count, flags.repeats)
     print(turns.table(runs, CEILINGS))

@@ -33,7 +33,7 @@ from beam_pipeline.dataset.writer import ClaimedPlan
 from beam_pipeline.inputs.folders import ListingSummary
 from beam_pipeline.inputs.references import ref_maker
 from beam_pipeline.pipeline.elements import PAGE_REFS, Page, PageCoder
-from beam_pipeline.pipeline.writing import assign_shards
+from beam_pipeline.pipeline.shards import assign_shards
 from beam_pipeline.planning.plan import BIN_BITS, EstimatedSizes, Histogram, SizeModel, plan_split
 from beam_pipeline.schema import canonical_json, run_rows
 from beam_pipeline.schema.job import Counts, Plan, ReferenceSum, Sidecar, read_document

@@ -36,12 +36,7 @@ def list_files(folder: str) -> list[str]:
 
 
 def shards(
-    shards: Sequence[Path],
-    batch: int,
-    *,
-    is_gzip: bool = False,
-    interleaved: int = 4,
-    prefetch: bool = True,
+    shards: Sequence[Path], batch: int, *, is_gzip: bool = False, interleaved: int = 4, prefetch: bool = True
 ) -> Any:
     """Shards in batches of uint8, read through our storage layer, a shard a request, as TensorFlow reads gs://.
 

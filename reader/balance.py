@@ -6,6 +6,7 @@ import hashlib
 import json
 import logging
 import math
+import re
 import reprlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -25,6 +26,7 @@ from reader.select import Selection
 
 _LOG = logging.getLogger("reader")
 
+_TOO_LONG = re.compile(r".{101}|e[+-]?[\d_]{4}", re.IGNORECASE | re.DOTALL)  # `Fraction("1e99999999")` doesn't end
 _MIN_PASS = WINDOW_RUNS * schema.RUN_RECORDS  # draws
 _MANY_TIMES = 16  # per record and epoch: more are logged
 
@@ -75,11 +77,13 @@ def parse_balance(selection: Selection | None, balance: Any, epoch_records: int 
 
 
 def exact_weights(what: str, named: Mapping[str, Any]) -> tuple[int, ...]:
-    """Numbers, as their text says, in proportion as integers. Raises UsageError if one isn't above 0."""
+    """Numbers, as their text says, in proportion as integers. Raises UsageError if one is too long, or not above 0."""
     exact = []
     for name, value in named.items():
+        if _TOO_LONG.search(text := str(value)):
+            raise UsageError(f"{what} {name} has over 100 digits, or over 3 in its exponent: {reprlib.repr(value)}")
         try:
-            exact.append(Fraction(str(value)))
+            exact.append(Fraction(text))
         except (ValueError, ZeroDivisionError):
             exact.append(Fraction(0))
         if exact[-1] <= 0:

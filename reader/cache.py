@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 
 from beam_pipeline import schema, storage
 from beam_pipeline.errors import UsageError
-from beam_pipeline.schema.manifest import open_manifest
+from beam_pipeline.schema.manifest import parse_manifest
 from beam_pipeline.text import first_few, size_text
 from reader.machine import free_memory_bytes
 from reader.runs import RunCache, RunTable
@@ -149,7 +149,7 @@ def _folder(info: DatasetInfo, cache: str) -> Path:
     identity = info.manifest["self_sha256"]
     if schema.MANIFEST_FILE in names:
         manifest = str(folder / schema.MANIFEST_FILE)
-        if open_manifest(storage.open_storage(manifest).read(manifest), manifest)["self_sha256"] != identity:
+        if parse_manifest(storage.open_storage(manifest).read(manifest), manifest)[1].self_sha256 != identity:
             raise UsageError(f"cache={cache!r}: it holds another dataset; give a folder for caches")
         return folder
     others = [name for name in names if not _FOLDER.fullmatch(name)]

@@ -17,7 +17,7 @@ import imageshards
 from beam_pipeline import schema, storage
 from beam_pipeline.cli import job
 from beam_pipeline.errors import NotPublishedError
-from beam_pipeline.schema.manifest import open_manifest, seal_manifest
+from beam_pipeline.schema.manifest import parse_manifest, seal_manifest
 from tests import make
 from tests.servers import Gcs
 
@@ -217,7 +217,7 @@ def test_a_manifest_that_names_a_file_outside_its_folder_is_not_believed(name: s
         # `imageshards index` names shards that are anywhere
         for hostile in (files, shards)[: 1 if kind == "indexed" and name.startswith("/") else 2]:
             with pytest.raises(NotPublishedError) as error:
-                open_manifest(seal_manifest(hostile), "m")
+                parse_manifest(seal_manifest(hostile), "m")
             assert str(error.value) == f"m names {name!r}, which {said}"
 
 

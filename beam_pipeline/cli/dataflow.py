@@ -170,10 +170,9 @@ def _worker_code(options: Mapping[str, Any]) -> dict[str, Any]:
     setup, extra = _REPOSITORY / "setup.py", "-heic" if "pillow_heif" in codec_versions() else ""
     requirements = _REPOSITORY / "deploy" / f"requirements-worker{extra}.txt"
     if not (setup.is_file() and requirements.is_file()):
-        raise UsageError(
-            "--sdk_container_image is missing: without an image, workers install this package from its checkout, and "
-            f"{setup.parent} isn't one (no setup.py, deploy/): build an image from a checkout, or pip install -e there"
-        )
+        what = f"workers install this package from its checkout, and {setup.parent} isn't one (no setup.py, deploy/)"
+        fix = "build an image from a checkout, or pip install -e there"
+        raise UsageError(f"--sdk_container_image is missing: without an image, {what}: {fix}")
     # Workers download the packages, this machine doesn't.
     return {"setup_file": str(setup), "requirements_file": str(requirements), "requirements_cache": "skip"}
 
@@ -186,9 +185,8 @@ def defaults_text(config: Config, explicit: Mapping[str, Any], filled: Mapping[s
         filled: their `defaults`.
     """
     options = {**explicit, **filled}
-    machine, workers, threads = (
-        options[name] for name in ("machine_type", "max_num_workers", "number_of_worker_harness_threads")
-    )
+    machine, workers = options["machine_type"], options["max_num_workers"]
+    threads = options["number_of_worker_harness_threads"]
     cores, shards = cores_of(machine), shards_asked_for(config)
     fleet = f"up to {plural(workers, 'worker')}"
     if cores:

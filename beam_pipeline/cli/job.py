@@ -39,7 +39,7 @@ from beam_pipeline.dataset import progress
 from beam_pipeline.dataset.compare import CorruptFiles
 from beam_pipeline.dataset.shard_files import finished_shards
 from beam_pipeline.dataset.state import JobState
-from beam_pipeline.errors import ImageShardsError, StorageError, UnforeseenError, UsageError, from_worker
+from beam_pipeline.errors import RESUMES, ImageShardsError, StorageError, UnforeseenError, UsageError, from_worker
 from beam_pipeline.inputs import limits
 from beam_pipeline.pipeline import graph
 from beam_pipeline.schema.job import Run
@@ -88,9 +88,8 @@ class Job:
 
     def __init__(self, options: PipelineOptions | None, config: Config) -> None:
         if not isinstance(options, PipelineOptions | None):
-            raise UsageError(
-                f"beam_options is a {type(options).__name__}: give PipelineOptions(['--runner=…', …]) of Beam"
-            )
+            kind = type(options).__name__
+            raise UsageError(f"beam_options is a {kind}: give PipelineOptions(['--runner=…', …]) of Beam")
         self._options = copy.deepcopy(options) or PipelineOptions([])  # the caller's don't get our defaults
         standard = self._options.view_as(StandardOptions)
         self.runner: str = standard.runner or _IN_PROCESS
@@ -165,7 +164,7 @@ class Job:
         build()
         state = self._wait_until_finish(config)
         if state not in (None, "DONE", "UNKNOWN"):
-            raise ImageShardsError(f"the job ended in state {state}: see the runner's log; the same command resumes")
+            raise ImageShardsError(f"the job ended in state {state}: see the runner's log; {RESUMES}")
         return True
 
     def _wait_until_finish(self, config: Config) -> Any:
@@ -285,7 +284,7 @@ def _new_pipeline(options: PipelineOptions, runner: str) -> beam.Pipeline:
 
 
 @contextmanager
-def _translating_job_errors(what: str = "the job failed", then: str = "the same command resumes") -> Iterator[None]:
+def _translating_job_errors(what: str = "the job failed", then: str = RESUMES) -> Iterator[None]:
     """A worker's error becomes ours again; any other is the cause of an `UnforeseenError`."""
     try:
         yield

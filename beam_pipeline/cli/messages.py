@@ -139,10 +139,8 @@ def warnings(config: Config, manifest: Manifest) -> list[str]:
     empty = [number for number in range(len(classes)) if not any(count[number] for count in counts.values())]
     lines = []
     if manifest.etags_differ:
-        lines.append(
-            "images were touched, copied or moved since this version was published: their etags or mtimes differ from "
-            "run.json; --repair compares their contents"
-        )
+        what = "images were touched, copied or moved since this version was published"
+        lines.append(f"{what}: their etags or mtimes differ from run.json; --repair compares their contents")
     if config.layout != "manifest" and not config.folders_are_classes and all(map(split_word, classes)):
         are = f"the only {'class is' if len(classes) == 1 else 'classes are'} {first_few([*map(repr, classes)])}"
         lines.append(f"{are}, a name of splits: if the labels are in a table, give it by --layout manifest")
@@ -151,9 +149,8 @@ def warnings(config: Config, manifest: Manifest) -> list[str]:
     bits = run.bits_used
     if low := bits.get(12):
         images = f"{low:,} of {plural(sum(bits.values()), 'image')} of 16 bits"
-        lines.append(
-            f"{images} without a value above 4095, stored nearly black: scale files of 10 or 12 bits to 16 first"
-        )
+        fix = "scale files of 10 or 12 bits to 16 first"
+        lines.append(f"{images} without a value above 4095, stored nearly black: {fix}")
     if manifest.moved_ids:
         lines.append(manifest.moved_ids)
     lines += _class_names(classes, is_sorted=config.labels is None)

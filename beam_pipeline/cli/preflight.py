@@ -91,9 +91,8 @@ def _buckets(config: Config, options: Mapping[str, Any]) -> Iterator[str]:
     beams = {flag: options[flag] or "" for flag in ("temp_location", "staging_location", "template_location")}
     written = {"output": config.state_url} | {flag: url for flag, url in beams.items() if url.startswith("gs://")}
     # Inputs in other stores are checked by their listing.
-    read = {
-        flag: url for flag in ("input", "manifest", "exclude") if (url := getattr(config, flag)).startswith("gs://")
-    }
+    inputs = {flag: getattr(config, flag) for flag in ("input", "manifest", "exclude")}
+    read = {flag: url for flag, url in inputs.items() if url.startswith("gs://")}
     seen = set()
     for flag, url in {**written, **read}.items():
         bucket = f"{url.partition('://')[0]}://{storage.bucket_and_name(url)[0]}"

@@ -19,7 +19,7 @@ from beam_pipeline.cli import dataflow
 from beam_pipeline.cli.progress import ProgressText, StatusLine
 from beam_pipeline.cli.service import Service, ServiceError, as_service_error
 from beam_pipeline.config import Config
-from beam_pipeline.errors import ImageShardsError, from_worker
+from beam_pipeline.errors import RESUMES, ImageShardsError, from_worker
 from beam_pipeline.pipeline import elements
 from beam_pipeline.text import print_line
 
@@ -30,7 +30,6 @@ _STATE = re.compile(r"Job state changed to (\w+)|Job \S+ is in state JOB_STATE_(
 _MESSAGE = re.compile(r"(\S+ \S+): JOB_MESSAGE_\w+: (.*)", re.DOTALL)
 _EXCEPTION_LINE = re.compile(r" \[while running|^[\w.]+(?:Error|Exception)\b")  # the last one of a traceback
 _NOT_STARTED = "stopped"  # a job's first state
-_RESUMES = "the same command resumes"
 
 
 def submit_and_watch(service: Service, config: Config, name: str, submit: Callable[[str], str]) -> bool:
@@ -78,10 +77,9 @@ def find_running_job(service: Service, config: Config, name: str) -> Any:
     """
     job = service.running(name)
     if job is not None and job.labels.get(dataflow.LABEL) != dataflow.label(config):
-        raise ImageShardsError(
-            f"job {job.id} runs under the name {name!r} with another configuration, input or output: wait for its end, "
-            f"cancel it ({service.cancel_command(job.id)}), or choose another --version or --job_name"
-        )
+        what = f"job {job.id} runs under the name {name!r} with another configuration, input or output"
+        fix = f"cancel it ({service.cancel_command(job.id)}), or choose another --version or --job_name"
+        raise ImageShardsError(f"{what}: wait for its end, {fix}")
     return job
 
 
@@ -104,7 +102,7 @@ def _submit(service: Service, config: Config, name: str, submit: Callable[[str],
 def _runs_on(service: Service, config: Config, job_id: str) -> str:
     """The last line if this command stops watching."""
     how = _resumes(config)
-    then = "" if how == _RESUMES else f" until it ends (then {how})"
+    then = "" if how == RESUMES else f" until it ends (then {how})"
     cancel = service.cancel_command(job_id)
     return f"job {job_id} runs on and is billed; the same command watches it{then}; to cancel it: {cancel}"
 
@@ -112,7 +110,7 @@ def _runs_on(service: Service, config: Config, job_id: str) -> str:
 def _resumes(config: Config) -> str:
     """How to resume a job that didn't publish."""
     discards = next((f"--{flag} " for flag in ("overwrite", "restart") if getattr(config, flag)), "")
-    return f"without {discards}{_RESUMES}" if discards else _RESUMES
+    return f"without {discards}{RESUMES}" if discards else RESUMES
 
 
 def _follow(service: Service, config: Config, job: Any) -> None:
@@ -184,7 +182,7 @@ def printing_job_states(*names: str, line: StatusLine | None = None) -> Iterator
         yield
     except KeyboardInterrupt:
         raise KeyboardInterrupt(
-            f"interrupted; the job may run on in the cluster until it is cancelled there; {_RESUMES}"
+            f"interrupted; the job may run on in the cluster until it is cancelled there; {RESUMES}"
         ) from None
     finally:
         line.wipe()
@@ -203,13 +201,13 @@ class _OneLine(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         when, text = datetime.now(), record.getMessage()
+        if record.name == logging.root.name and from_worker(Exception(text)):
+            return  # a job server's message of what failed the job, which is the command's last line
         if message := _MESSAGE.fullmatch(text):
             when, text = datetime.fromisoformat(message[1]).astimezone(), message[2]
         state = _STATE.match(text)
-        kind = record.levelname.lower()
-        line = (
-            _state_text(state[1] or state[2]) if state else f"{kind}: {_message_line(text).removeprefix('WARNING: ')}"
-        )
+        said = f"{record.levelname.lower()}: {_message_line(text).removeprefix('WARNING: ')}"
+        line = _state_text(state[1] or state[2]) if state else said
         if line == _NOT_STARTED:
             return
         if (state or record.levelno >= logging.WARNING) and line not in self._printed:

@@ -60,10 +60,7 @@ class Converted(NamedTuple, Generic[Result]):
 
 
 def convert_all(
-    config: Config,
-    refs: Iterable[ImageRef],
-    convert: Callable[..., Result],
-    base: Iterable[Stored | None] = (),
+    config: Config, refs: Iterable[ImageRef], convert: Callable[..., Result], base: Iterable[Stored | None] = ()
 ) -> Iterator[Converted[Result]]:
     """Fetch, check and convert listed images, a bounded window of them at a time; results come in order.
 
@@ -91,9 +88,8 @@ def convert_all(
         reads = (fetched, again, again)  # a bit may have flipped in transit
         return _converted(config, *item, reads, convert)._replace(cpu_s=time.thread_time() - start)
 
-    return pool.map(
-        zip(refs, chain(base, repeat(None)), strict=False), fetch, timed, cost=lambda item: item[0].source_bytes
-    )
+    items = zip(refs, chain(base, repeat(None)), strict=False)
+    return pool.map(items, fetch, timed, cost=lambda item: item[0].source_bytes)
 
 
 def _converted(
@@ -119,10 +115,8 @@ def _converted(
         return Converted(ref, convert(ref, data, md5, *reusable), md5, len(data), stored)
     except Reject as reject:
         if config.strict and reject.reason in (RejectReason.VANISHED, RejectReason.CHANGED):
-            raise ImageShardsError(
-                f"--strict: {ref.path!r} is not as it was listed ({reject.reason}: {reject.detail}); "
-                "run the same command again, which lists them again"
-            ) from None
+            what = f"--strict: {ref.path!r} is not as it was listed ({reject.reason}: {reject.detail})"
+            raise ImageShardsError(f"{what}; run the same command again, which lists them again") from None
         # Re-create it: the traceback of the caught one keeps the image's bytes alive.
         return Converted(ref, Reject(reject.reason, reject.detail), md5, len(data), stored)
 

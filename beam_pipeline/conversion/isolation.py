@@ -5,7 +5,6 @@ Both ends of the pipe are here. Nothing that a child sends is unpickled, since i
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
@@ -14,11 +13,12 @@ import weakref
 from contextlib import ExitStack, suppress
 from functools import partial
 from multiprocessing.connection import Connection, Pipe
-from typing import Any
+
+import msgspec
 
 from beam_pipeline import images
 from beam_pipeline.errors import ImageShardsError, Reject
-from beam_pipeline.images import PASSTHROUGH, ChannelSums, EncodedImage, ImageOptions, SourceInfo
+from beam_pipeline.images import PASSTHROUGH, EncodedImage, ImageOptions
 from beam_pipeline.images.formats import hide_warnings
 from beam_pipeline.images.memory import MIN_BOUND, SHARED, Reserve
 from beam_pipeline.schema import RejectReason
@@ -28,6 +28,17 @@ DEATHS = (RejectReason.DECODER_CRASH, RejectReason.DECODER_TIMEOUT, RejectReason
 # Limits of children are by the wall clock, which other work on the machine stretches.
 _WALL_FACTOR = 2.0
 _MAX_ANSWER_BYTES = 4 << 30  # more than any image has
+
+
+class _Answer(msgspec.Struct, omit_defaults=True):
+    """What a child says: it waits for so many bytes of memory, or why there is no image, or that but for its `data`."""
+
+    reserve: int = 0
+    reject: tuple[RejectReason, str] | None = None
+    image: EncodedImage | None = None
+
+
+_ANSWERS = msgspec.json.Decoder(_Answer)
 
 
 class IsolatedDecoder:
@@ -100,8 +111,9 @@ class _Child:
     def __init__(self, options: ImageOptions, wall_s: float, with_sums: bool) -> None:
         self._pipe, theirs = Pipe()
         code = f"from {__name__} import serve; serve()"
+        settings = msgspec.json.encode((options, with_sums)).decode()
         self.process = subprocess.Popen(
-            [sys.executable, "-c", code, str(theirs.fileno()), str(wall_s), json.dumps([options, with_sums])],
+            [sys.executable, "-c", code, str(theirs.fileno()), str(wall_s), settings],
             env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
             pass_fds=[theirs.fileno()],
             start_new_session=True,  # a terminal's signals to all processes of a job must not kill it
@@ -125,31 +137,18 @@ class _Child:
             ValueError, RecursionError: it sent something else.
         """
         self._pipe.send_bytes(data)
-        answer = json.loads(self._pipe.recv_bytes(_MAX_ANSWER_BYTES))
-        match answer:
-            case {"reserve": int(size)} if size > 0:
-                if reserve:
-                    reserve(size)
-                self._pipe.send_bytes(b"")
-                answer = json.loads(self._pipe.recv_bytes(_MAX_ANSWER_BYTES))
+        answer = _ANSWERS.decode(self._pipe.recv_bytes(_MAX_ANSWER_BYTES))
+        if answer.reserve > 0:
+            if reserve:
+                reserve(answer.reserve)
+            self._pipe.send_bytes(b"")
+            answer = _ANSWERS.decode(self._pipe.recv_bytes(_MAX_ANSWER_BYTES))
         encoded = self._pipe.recv_bytes(_MAX_ANSWER_BYTES)
-        match answer:
-            case {"reject": [str(reason), str(detail)]}:
-                return Reject(RejectReason(reason), detail)
-            case {"image": [[int(), int()] as size, [str(), int(), int()] as source, passthrough, sums, bits]}:
-                if passthrough in (None, *PASSTHROUGH):
-                    origin = SourceInfo(*source)
-                    return EncodedImage(encoded, size[0], size[1], origin, passthrough, _parse_sums(sums), bits)
-        raise ValueError("no answer of `serve`")
-
-
-def _parse_sums(value: Any) -> ChannelSums | None:
-    match value:
-        case None:
-            return None
-        case [int(count), [*totals], [*squares]]:
-            return ChannelSums(count, tuple(totals), tuple(squares))
-    raise ValueError("no sums")
+        if answer.reject:
+            return Reject(*answer.reject)
+        if answer.image is None or answer.image.passthrough not in (None, *PASSTHROUGH):
+            raise ValueError("no answer of `serve`")
+        return answer.image._replace(data=encoded)
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
@@ -163,8 +162,7 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 def serve() -> None:
     """Answer requests until there are no more."""
     hide_warnings()
-    values, with_sums = json.loads(sys.argv[3])
-    options = ImageOptions._make(tuple(value) if isinstance(value, list) else value for value in values)
+    options, with_sums = msgspec.json.decode(sys.argv[3], type=tuple[ImageOptions, bool])
     pipe, limit_s = Connection(int(sys.argv[1])), float(sys.argv[2])
     with suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:
         file.write("1000")  # when memory runs out, the system should kill this process, not the worker
@@ -174,7 +172,7 @@ def serve() -> None:
 
     def reserve(size: int) -> None:
         signal.setitimer(signal.ITIMER_REAL, 0)  # waiting for memory isn't hanging
-        pipe.send_bytes(json.dumps({"reserve": size}).encode())
+        pipe.send_bytes(msgspec.json.encode(_Answer(reserve=size)))
         pipe.recv_bytes()
         signal.setitimer(signal.ITIMER_REAL, limit_s)
 
@@ -185,15 +183,13 @@ def serve() -> None:
             # Never cleared: it also ends a child that is idle for so long, or stalls while it answers.
             signal.setitimer(signal.ITIMER_REAL, limit_s)
             answer, encoded = _answer(data, options, reserve, with_sums)
-            pipe.send_bytes(json.dumps(answer).encode())
+            pipe.send_bytes(msgspec.json.encode(answer))
             pipe.send_bytes(encoded)
 
 
-def _answer(data: bytes, options: ImageOptions, reserve: Reserve, with_sums: bool) -> tuple[Any, bytes]:
+def _answer(data: bytes, options: ImageOptions, reserve: Reserve, with_sums: bool) -> tuple[_Answer, bytes]:
     try:
         image = images.convert(data, options, reserve, with_sums)
     except Reject as reject:
-        return {"reject": [reject.reason, reject.detail]}, b""
-    sums = image.sums and [image.sums.count, image.sums.totals, image.sums.squares]
-    size = [image.height, image.width]
-    return {"image": [size, image.source, image.passthrough, sums, image.bits_used]}, image.data
+        return _Answer(reject=(RejectReason(reject.reason), reject.detail)), b""
+    return _Answer(image=image._replace(data=b"")), image.data

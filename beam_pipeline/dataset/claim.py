@@ -161,11 +161,6 @@ class Claim:
         # Writes are atomic: on this machine a power cut has emptied it, and the job has ended.
         return read_document(data, ClaimHolder) or ClaimHolder(is_locked=not self._store.is_remote)
 
-    def verify(self, run: str) -> bool:
-        """Whether it still is that of this run."""
-        holder = self.holder()
-        return holder is not None and holder.run == run
-
     def acquire(self, plan: str, replaces: bool = False) -> tuple[str, bool]:
         """For the step that writes first, when the plan's hash is known; a repeated step changes nothing.
 
@@ -198,10 +193,9 @@ class Claim:
                 return holder.run, False
             # The lock of a job that had one is free or ours: it has ended.
             if holder is not None and not (config.restart or config.overwrite or holder.is_locked):
-                raise ClaimedError(
-                    f"{url} is being written by {holder} with other images or flags: wait until it is published or, "
-                    "if it has ended, --restart (in Python restart=True) discards what it has written"
-                )
+                what = f"{url} is being written by {holder} with other images or flags: wait until it is published"
+                fix = "if it has ended, --restart (in Python restart=True) discards what it has written"
+                raise ClaimedError(f"{what} or, {fix}")
         return config.context.id, holder is not None
 
     def discard(self) -> None:

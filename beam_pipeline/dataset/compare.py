@@ -89,11 +89,10 @@ def compare(config: Config, manifest: Content, inputs: ComparedInputs) -> Compar
         ImageShardsError: its inputs were others.
     """
     if inputs.different:
-        raise ImageShardsError(
-            f"the input has changed since {config.dataset_url} was published: {manifest.images} images were "
-            f"listed then, {inputs.images} now, {inputs.different} of {len(manifest.shards)} shards differ; "
-            f"{choices(config, manifest, inputs.labels)}"
-        )
+        counts = f"{manifest.images} images were listed then, {inputs.images} now"
+        what = f"{counts}, {inputs.different} of {len(manifest.shards)} shards differ"
+        fix = choices(config, manifest, inputs.labels)
+        raise ImageShardsError(f"the input has changed since {config.dataset_url} was published: {what}; {fix}")
     corrupt, by = _find_corrupt(config, manifest, inputs)
     unread = 0 if config.repair else manifest.images - inputs.by_content
     run = read_run(config)

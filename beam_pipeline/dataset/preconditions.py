@@ -7,6 +7,7 @@ import os
 import sys
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 from typing import Any
 
 from beam_pipeline import schema, storage
@@ -17,7 +18,7 @@ from beam_pipeline.errors import NotPublishedError, OtherFormatError, StorageErr
 from beam_pipeline.inputs import checks, exclude, folders, manifest_rows
 from beam_pipeline.schema import INDEX_FOLDER, MANIFEST_FILE, REJECTS_FILE, ShardName
 from beam_pipeline.schema.job import as_run
-from beam_pipeline.schema.manifest import Content, Manifest, open_manifest
+from beam_pipeline.schema.manifest import Content, Manifest, parse_manifest
 from beam_pipeline.storage.local import making_folder
 from beam_pipeline.text import one_line, plural
 
@@ -58,7 +59,7 @@ def read_manifest(config: Config) -> Manifest | None:
     except FileNotFoundError:
         return None
     try:
-        return Manifest(config.dataset_url, open_manifest(data, url))
+        return Manifest(config.dataset_url, parse_manifest(data, url)[0])
     except NotPublishedError as error:
         if config.overwrite or (config.repair and not isinstance(error, OtherFormatError)):
             return None  # all of it is rewritten, in place
@@ -109,36 +110,33 @@ def check_unpublished(config: Config) -> None:
     Raises:
         UsageError: no such bucket, a folder that can't be made, or files that no job of ours left.
     """
+    wrong_output = partial(wrong, "--output", config.output)
     try:
         if storage.is_local(config.output):
             making_folder(storage.join(config.dataset_url, MANIFEST_FILE), lambda: None)
         store = storage.open_storage(config.output, config.first_contact_s)
         first = next(store.files(config.dataset_url), None)
     except FileNotFoundError as error:
-        raise UsageError(f"--output {config.output!r}: no such bucket or folder ({one_line(error)})") from None
+        raise wrong_output(f"no such bucket or folder ({one_line(error)})") from None
     except (NotADirectoryError, FileExistsError) as error:
-        raise UsageError(f"--output {config.output!r}: a part of {error.filename} is a file, not a folder") from None
+        raise wrong_output(f"a part of {error.filename} is a file, not a folder") from None
     except (OSError, StorageError) as error:
         if not storage.is_local(config.output):
             raise
-        raise UsageError(f"--output {config.output!r}: can't be written: {one_line(error)}") from None
+        raise wrong_output(f"can't be written: {one_line(error)}") from None
     if first is None or config.overwrite or JobState(config).exists():
         return
     if storage.is_local(config.output) and os.path.isdir(storage.join(config.dataset_url, MANIFEST_FILE)):
-        raise UsageError(f"--output {config.output!r}: {config.dataset_url}/{MANIFEST_FILE} is a folder; move it away")
+        raise wrong_output(f"{config.dataset_url}/{MANIFEST_FILE} is a folder; move it away")
     ours = own_files(store, config.dataset_url, config.name)
     if MANIFEST_FILE in ours and not config.repair:
         return  # another job has published it since it was looked for
     if not _was_published(ours):
-        raise UsageError(
-            f"--output {config.output!r}: {config.dataset_url} holds files of another program ({first.path!r}); "
-            "choose another --name or --version, or --overwrite deletes them"
-        )
+        fix = "choose another --name or --version, or --overwrite deletes them"
+        raise wrong_output(f"{config.dataset_url} holds files of another program ({first.path!r}); {fix}")
     if not config.repair:
-        raise UsageError(
-            f"--output {config.output!r}: {config.dataset_url} has shards but no manifest.json: --repair rewrites "
-            "them in place, or choose another --version"
-        )
+        fix = "--repair rewrites them in place, or choose another --version"
+        raise wrong_output(f"{config.dataset_url} has shards but no manifest.json: {fix}")
 
 
 def _was_published(files: Collection[str]) -> bool:
@@ -159,10 +157,8 @@ def check_same(config: Config, manifest: Content) -> None:
     # A renamed folder's files keep the old name: repair would write others next to them.
     for flag, wanted in (("name", config.name), ("version", config.version)):
         if getattr(manifest, flag) != wanted:
-            raise UsageError(
-                f"--{flag} {wanted!r}: {config.dataset_url} was published as {manifest.name}/{manifest.version}, "
-                "and its files say so: give its folder that name again, or use --overwrite"
-            )
+            what = f"{config.dataset_url} was published as {manifest.name}/{manifest.version}, and its files say so"
+            raise wrong(f"--{flag}", wanted, f"{what}: give its folder that name again, or use --overwrite")
     ours, theirs = config.fingerprint(), manifest.configuration
     different = sorted(key for key in ours.keys() | theirs.keys() if ours.get(key) != theirs.get(key))
     if different:
@@ -176,10 +172,8 @@ def check_same(config: Config, manifest: Content) -> None:
         if name == "exclude":
             excluded = as_run(read_run(config)).excluded
             of_now, of_then = _as_list(config.exclude, ours), _as_list(excluded.list if excluded else "a list", theirs)
-        raise UsageError(
-            f"--{flag} {of_now}: {config.dataset_url} is published with {of_then}{more}; choose --version {version} "
-            "or --overwrite"
-        )
+        what = f"--{flag} {of_now}: {config.dataset_url} is published with {of_then}{more}"
+        raise UsageError(f"{what}; choose --version {version} or --overwrite")
 
 
 def _next_version(config: Config, part: int) -> str:
@@ -205,11 +199,9 @@ def choices(config: Config, manifest: Content, labels: set[str]) -> str:
     minor, moved = _next_version(config, 1), _moved_id(manifest.classes, config.labels or sorted(labels))
     if moved is None:
         return f"choose --version {minor} or --overwrite"
-    return (
-        f"class {moved[1]!r} takes the id of {moved[0]!r}: choose --version {_next_version(config, 0)} or "
-        f"--overwrite, or keep the ids with --version {minor} and a --labels_file: the lines of {schema.LABELS_FILE}, "
-        "then the new classes"
-    )
+    major, labels_file = _next_version(config, 0), f"the lines of {schema.LABELS_FILE}, then the new classes"
+    what = f"class {moved[1]!r} takes the id of {moved[0]!r}: choose --version {major} or --overwrite"
+    return f"{what}, or keep the ids with --version {minor} and a --labels_file: {labels_file}"
 
 
 def _as_list(url: str, configuration: Mapping[str, Any]) -> str:

@@ -7,26 +7,28 @@ dataset_info.json; manifest.json. Until then there is no dataset.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
-from typing import IO
+from typing import IO, Any
 
 import msgspec
 
 from beam_pipeline import schema, storage
 from beam_pipeline.config import Config
 from beam_pipeline.dataset.claim import SupersededError
+from beam_pipeline.dataset.compare import CorruptFiles
 from beam_pipeline.dataset.shard_files import ShardFiles
 from beam_pipeline.dataset.state import JobState, run_concurrently, shard_names
-from beam_pipeline.dataset.totals import DatasetTotals
+from beam_pipeline.dataset.totals import DatasetTotals, run_index, run_rows_array
 from beam_pipeline.dataset.version import withdraw
 from beam_pipeline.dataset.writer import ClaimedPlan
-from beam_pipeline.errors import ImageShardsError, MissingFileError
+from beam_pipeline.errors import UNPUBLISHED, ImageShardsError, MissingFileError
 from beam_pipeline.schema import ShardName, canonical_json, is_ours
 from beam_pipeline.schema.job import Plan, Run, Sidecar, document_bytes
 from beam_pipeline.schema.manifest import ChecksumWriter, Content, FileSize, file_sums, seal_manifest
+from beam_pipeline.schema.table import read_table
 from beam_pipeline.schema.tfds import dataset_info_document, features_document
 from beam_pipeline.storage import ListedFile
 
@@ -163,11 +165,64 @@ def _sidecars(
                 raise SupersededError.published(config.dataset_url)
             raise ImageShardsError(f"shard {name.file} was not written: run the same command again")
         if different := files.difference(sidecar, reads=False):
-            raise ImageShardsError(
-                f"{different} is not what this job wrote: nothing is published; run the same command again"
-            )
+            raise ImageShardsError(f"{different} is not what this job wrote: {UNPUBLISHED}")
         return name, sidecar
 
     with ThreadPoolExecutor(_SIDECARS_IN_FLIGHT) as pool:
         for start in range(0, len(names), _SIDECARS_IN_FLIGHT):
             yield from pool.map(checked, names[start : start + _SIDECARS_IN_FLIGHT])
+
+
+# --- repair: the files of a published version other than those of its shards, all checked against the manifest
+
+
+def restore(claimed: ClaimedPlan, config: Config, manifest: Content, corrupt: CorruptFiles, _: Iterable[Any]) -> str:
+    """Rewrite the corrupt files other than the shards, all of them checked against the manifest."""
+    state = JobState(config)
+    store = storage.open_storage(config.output, config.io_deadline)
+    for file, parts in _restored_files(config, claimed.plan, manifest, corrupt):
+        with state.temporary_file() as out:
+            lines = ChecksumWriter(out)
+            for part in parts:
+                lines.write(part)
+            if lines.sums.sha256 != manifest.files[file]:
+                how = "use --overwrite" if config.repair else "a shard is corrupt: use --repair"
+                raise ImageShardsError(f"{file} comes out with other bytes than were published: {how}")
+            state.check(manifest.self_sha256)
+            store.publish(out, storage.join(config.dataset_url, file))
+    state.check(manifest.self_sha256)
+    for file in sorted(corrupt.unexpected):
+        store.delete(storage.join(config.dataset_url, file))
+    state.clear()
+    return config.dataset_url
+
+
+def _restored_files(
+    config: Config, plan: Plan, manifest: Content, corrupt: CorruptFiles
+) -> Iterator[tuple[str, Iterable[bytes]]]:
+    """(file, its content in parts) of what is corrupt other than the shards, which are valid by now."""
+    names = shard_names(config, plan.splits)
+    for split in plan.splits:
+        if schema.runs_file(split) in corrupt.files:
+            shards = (name for name in names if name.split == split)
+            rows = (schema.run_rows(name.index, _record_bytes(config, name, manifest)) for name in shards)
+            yield schema.runs_file(split), [run_index([run_rows_array(shard) for shard in rows])]
+    yield from ((file, [data]) for file, data in metadata_files(manifest).items() if file in corrupt.files)
+    if schema.REJECTS_FILE in corrupt.files:
+        # Shards that had rejects are all among the corrupt ones; the others' lines are empty.
+        rewritten = (ShardFiles(config, name) for name in names if (name.split, name.index) in corrupt.shards)
+        yield schema.REJECTS_FILE, (reject_lines(sidecar) for files in rewritten if (sidecar := files.read_sidecar()))
+
+
+def _record_bytes(config: Config, name: ShardName, manifest: Content) -> list[int]:
+    """Framed length of each record of a plain shard.
+
+    Raises:
+        ImageShardsError: its record table is corrupt, which its size didn't show.
+    """
+    url = ShardFiles(config, name).table
+    data = storage.open_storage(url, config.io_deadline).read(url)
+    if schema.sha256(data) != manifest.tables[name.table_file].sha256:
+        raise ImageShardsError(f"{name.table_file} is corrupt: use --repair")
+    lengths: list[int] = read_table(data)["bytes"].tolist()
+    return lengths

@@ -108,12 +108,11 @@ class JobState:
             manifest = self.manifest()
             may_write = manifest is not None and manifest.self_sha256 == repaired
         else:
-            may_write = self.claim.verify(self._run) or (is_published and self.claim.holder() is None)
+            holder = self.claim.holder()
+            may_write = is_published if holder is None else holder.run == self._run
         if not may_write:
-            url = self._config.dataset_url
-            raise SupersededError(
-                f"{url}: another job has taken over this version; this one stops and publishes nothing"
-            )
+            what = "another job has taken over this version; this one stops and publishes nothing"
+            raise SupersededError(f"{self._config.dataset_url}: {what}")
 
     def has_published(self, plan: Plan) -> bool:
         """Whether this plan is published: by an earlier attempt, or by a job that shared the claim."""

@@ -14,21 +14,11 @@ import numpy as np
 from beam_pipeline import schema
 from beam_pipeline.config import Config
 from beam_pipeline.dataset.base import reused_from_base
-from beam_pipeline.errors import ImageShardsError
+from beam_pipeline.errors import UNPUBLISHED, ImageShardsError
 from beam_pipeline.images import PASSTHROUGH
 from beam_pipeline.schema import ENVIRONMENT_REASONS, ShardName
 from beam_pipeline.schema.job import Counts, Plan, ReferenceSum, Run, Sidecar
-from beam_pipeline.schema.manifest import (
-    FORMAT_VERSION,
-    Content,
-    Cuts,
-    FileSums,
-    Image,
-    Rejects,
-    Shard,
-    Source,
-    Split,
-)
+from beam_pipeline.schema.manifest import FORMAT_VERSION, Content, Cuts, FileSums, Image, Rejects, Shard, Source, Split
 
 
 class DatasetTotals:
@@ -68,10 +58,8 @@ class DatasetTotals:
         """
         total, images, max_reject_fraction = self._total, self._listing.count, self._config.max_reject_fraction
         if not total.records + total.rejected == images == self._plan.images:
-            raise ImageShardsError(
-                f"{total.records} records + {total.rejected} rejects, but {self._plan.images} images were listed: "
-                "nothing is published; run the same command again"
-            )
+            counts = f"{total.records} records + {total.rejected} rejects, but {self._plan.images} images were listed"
+            raise ImageShardsError(f"{counts}: {UNPUBLISHED}")
         if total.rejected > Fraction(str(max_reject_fraction)) * images:
             by_reason = ", ".join(f"{reason} {count}" for reason, count in sorted(total.rejects.items()))
             raise ImageShardsError(

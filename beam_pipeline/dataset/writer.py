@@ -29,7 +29,7 @@ from beam_pipeline.dataset.progress import report
 from beam_pipeline.dataset.shard_files import ShardFiles
 from beam_pipeline.dataset.state import JobState, run_concurrently
 from beam_pipeline.dataset.version import withdraw
-from beam_pipeline.errors import ImageShardsError, Reject
+from beam_pipeline.errors import UNPUBLISHED, ImageShardsError, Reject
 from beam_pipeline.images import EncodedImage
 from beam_pipeline.inputs.references import ImageRef, content_fields, listing_fields
 from beam_pipeline.schema import ShardName, example, table
@@ -103,9 +103,7 @@ class ShardWriter:
             if sidecar is None or not was_finished:
                 in_order = sorted(refs, key=lambda ref: (ref.order_key, ref.path, ref.label))
                 if twice := next((ref.path for ref, following in pairwise(in_order) if ref.path == following.path), ""):
-                    raise ImageShardsError(
-                        f"{twice!r} is listed twice: nothing is published; run the same command again"
-                    )
+                    raise ImageShardsError(f"{twice!r} is listed twice: {UNPUBLISHED}")
                 # A repair's attempts share no plan: no marker tells what an earlier one died of.
                 marker = shard_marker(name) if self._repaired is None else ""
                 with decoding(self._config, marker) as decoder:
@@ -144,10 +142,8 @@ class ShardWriter:
                     report(images=1)
             published = self._shards.get((files.name.split, files.name.index))
             if published and (published.bytes, published.crc32c) != (out.bytes, out.crc32c):
-                raise ImageShardsError(
-                    f"shard {files.name.file} comes out with other bytes than were published: {self._why_changed()}; "
-                    "use --overwrite"
-                )
+                what = f"shard {files.name.file} comes out with other bytes than were published"
+                raise ImageShardsError(f"{what}: {self._why_changed()}; use --overwrite")
             self._check()  # an upload to s3:// or az:// replaces whatever is there
             there = files.seen[files.shard]
             if there is None or (there.bytes, there.crc32c) != (out.bytes, out.crc32c):
@@ -189,10 +185,8 @@ class ShardWriter:
     def _why_changed(self) -> str:
         then, now = self._plan.codec, images.codec_versions()
         others = sorted(name for name in then.keys() | now.keys() if then.get(name) != now.get(name))
-        return (
-            ", ".join(f"{name} was {then.get(name)}, is {now.get(name)}" for name in others)
-            or "an image of it has changed"
-        )
+        versions = ", ".join(f"{name} was {then.get(name)}, is {now.get(name)}" for name in others)
+        return versions or "an image of it has changed"
 
     def _check_cancelled(self) -> None:
         if self._cancelled.is_set():
@@ -266,10 +260,8 @@ class TableRows:
     """
 
     def __init__(self, features: Sequence[Column]) -> None:
-        self._types = table.COLUMNS | table.numeric(features)
-        self._columns: dict[str, array[Any]] = {
-            name: array(np.dtype(kind).base.char) for name, kind in self._types.items()
-        }
+        self._types = types = table.COLUMNS | table.numeric(features)
+        self._columns: dict[str, array[Any]] = {name: array(np.dtype(kind).base.char) for name, kind in types.items()}
         self._features = [table.column_name(feature.name) for feature in features]
         self.bytes = self._columns["bytes"]
 

@@ -93,11 +93,8 @@ def shrink_on_load(image: ImageFile.ImageFile, plan: Fit, mode: str) -> float:
     """
     width, height = image.size
     left, top, right, bottom = plan.box
-    needed = (
-        int(plan.size[0] * width / (right - left) * REDUCING_GAP),
-        int(plan.size[1] * height / (bottom - top) * REDUCING_GAP),
-    )
-    decoded: Any = image.draft(mode, needed)
+    across, down = plan.size[0] * width / (right - left), plan.size[1] * height / (bottom - top)
+    decoded: Any = image.draft(mode, (int(across * REDUCING_GAP), int(down * REDUCING_GAP)))
     # The decoded size is rounded up; the box that Pillow returns is the exact one.
     return 1.0 if decoded is None else decoded[1][2] / width
 

@@ -74,11 +74,8 @@ def open_tiff(data: bytes) -> TiffImageFile:
 
 def _lacks_pieces(tags: Tags, planes: int) -> bool:
     """Whether there are fewer strips or tiles than the picture has."""
-    width, height, is_tiled = (
-        _number(tags, plugin.IMAGEWIDTH),
-        _number(tags, plugin.IMAGELENGTH),
-        plugin.TILEWIDTH in tags,
-    )
+    width, height = _number(tags, plugin.IMAGEWIDTH), _number(tags, plugin.IMAGELENGTH)
+    is_tiled = plugin.TILEWIDTH in tags
     across = _number(tags, plugin.TILEWIDTH) if is_tiled else width
     down = _number(tags, plugin.TILELENGTH if is_tiled else plugin.ROWSPERSTRIP, height)
     offsets = tags.get(plugin.TILEOFFSETS if is_tiled else plugin.STRIPOFFSETS, ())

@@ -82,10 +82,7 @@ def _check_level(config: Config, folders: list[ClassFolder]) -> bool:
     At most some 50 requests; 2 for most inputs, whose images lie directly in their class folders. Returns whether an
     image was seen there.
     """
-    names, prefixes = (
-        [folder.unpacked[:-1] for folder in folders],
-        [folder.prefix for folder in folders[:_FOLDERS_SEEN]],
-    )
+    names, prefixes = [folder.unpacked[:-1] for folder in folders], [one.prefix for one in folders[:_FOLDERS_SEEN]]
     words = {split_word(name) for name in names[:_FOLDERS_SEEN]}
     of_splits, if_classes = config.layout == "split_class_folders", "if they are classes give --folders_are_classes"
     as_splits = f"give --layout split_class_folders{as_split_folders(names[:_FOLDERS_SEEN])}; {if_classes}"

@@ -99,10 +99,9 @@ def _of_process(config: Config) -> _List:
             _held[key] = _read(config)
         if _held[key].sha256 == config.exclude_sha256:
             return _held[key]
-    raise ImageShardsError(
-        f"--exclude {config.exclude!r}: a worker doesn't find the list that the command read (SHA-256 "
-        f"{config.exclude_sha256[:12]}…): put it back where every worker can read it, and run the same command again"
-    )
+    what = f"a worker doesn't find the list that the command read (SHA-256 {config.exclude_sha256[:12]}…)"
+    fix = "put it back where every worker can read it, and run the same command again"
+    raise ImageShardsError(f"--exclude {config.exclude!r}: {what}: {fix}")
 
 
 def _read(config: Config) -> _List:

@@ -17,7 +17,7 @@ from msgspec import UNSET, UnsetType
 from beam_pipeline import storage
 from beam_pipeline.archives.tree import LINK_ETAG, SUFFIX
 from beam_pipeline.archives.tree import tree as archives_tree
-from beam_pipeline.config import ANY, Config
+from beam_pipeline.config import ANY, Config, wrong
 from beam_pipeline.errors import UsageError
 from beam_pipeline.images.formats import EXTENSIONS
 from beam_pipeline.inputs import exclude
@@ -185,18 +185,17 @@ def _class_level(config: Config, prefix: str, summary: ListingSummary) -> dict[s
     archives = [name for name in archives if name not in others]
     if others and archives and not names:
         what = f"{prefix + others[0]!r} is no archive, as {archives[0]!r} is"
-        raise UsageError(f"--input {config.input!r}: {what}: copy it again, or leave it out")
+        raise wrong("--input", config.input, f"{what}: copy it again, or leave it out")
     for name in others:
         summary.skip(why_skipped(name, config.extensions) or OUTSIDE_CLASSES, name)
     if names and archives:
-        raise UsageError(
-            f"--input {config.input!r}: archive {prefix + archives[0]!r} is next to folder {prefix + names[0]!r}: "
-            "move away the archives, or the folders that were unpacked from them"
-        )
+        what = f"archive {prefix + archives[0]!r} is next to folder {prefix + names[0]!r}"
+        fix = "move away the archives, or the folders that were unpacked from them"
+        raise wrong("--input", config.input, f"{what}: {fix}")
     level = {name: name for name in names} | {SUFFIX.sub("", name): name for name in archives}
     if len(level) < len(names) + len(archives):
         one, other = next(pair for pair in pairwise(archives) if len({SUFFIX.sub("", name) for name in pair}) == 1)
-        raise UsageError(f"--input {config.input!r}: archives {one!r} and {other!r} are one class: keep one")
+        raise wrong("--input", config.input, f"archives {one!r} and {other!r} are one class: keep one")
     return level
 
 

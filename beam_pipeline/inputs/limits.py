@@ -23,10 +23,9 @@ def check(images: int, most: int | None) -> None:
         ImageShardsError: there are more.
     """
     if most is not None and images > most:
-        raise ImageShardsError(
-            f"{images:,} images are listed, but this machine's free memory holds references of {most:,} only: "
-            "give it more memory, or use --runner DataflowRunner, which keeps them on disks"
-        )
+        what = f"{images:,} images are listed, but this machine's free memory holds references of {most:,} only"
+        fix = "give it more memory, or use --runner DataflowRunner, which keeps them on disks"
+        raise ImageShardsError(f"{what}: {fix}")
 
 
 def max_references(bytes_each: int) -> int | None:

@@ -100,10 +100,9 @@ def box_notice(config: Config) -> str | None:
     if not boxes:
         return None
     looks = f"{first_few(boxes)} {'looks like a box' if len(boxes) == 1 else 'look like boxes'}"
-    return (
-        f"{looks} and won't be moved with the pixels: boxes in pixels, of upright images, need --image_size none, "
-        "boxes as fractions also fit --resize_mode stretch, shorter and longer"
-    )
+    need = "boxes in pixels, of upright images, need --image_size none"
+    fit = "boxes as fractions also fit --resize_mode stretch, shorter and longer"
+    return f"{looks} and won't be moved with the pixels: {need}, {fit}"
 
 
 def _is_csv(url: str) -> bool:
@@ -119,9 +118,8 @@ def _cells(url: str, deadline_s: float) -> Iterator[tuple[int, Any]]:
     """(number of its first line, cells) of each row that isn't blank; the cells of CSV are a list, of JSONL a dict."""
     before = 0  # lines before the row
     with storage.open_storage(url, deadline_s).open(url) as file:
-        text = io.TextIOWrapper(
-            file, encoding="utf-8-sig", errors="surrogateescape", newline="" if _is_csv(url) else None
-        )
+        newline = "" if _is_csv(url) else None
+        text = io.TextIOWrapper(file, encoding="utf-8-sig", errors="surrogateescape", newline=newline)
         try:
             if _is_csv(url):
                 table = csv.reader(text, strict=True)

@@ -74,20 +74,14 @@ def split_hasher(config: Config) -> Callable[[str], int]:
     return hash_of
 
 
-class Splits:
-    """Assigns images to splits by their split hash alone: no seed, version or other image matters.
+def split_chooser(fractions: Mapping[str, Fraction]) -> Callable[[int], str]:
+    """A function from a split hash to its split: no seed, version or other image matters.
 
     Args:
         fractions: split name → share; they sum to 1. Their order decides which hashes each gets.
     """
-
-    def __init__(self, fractions: Mapping[str, Fraction]) -> None:
-        self._names = tuple(fractions)
-        self._limits = [int(total * (1 << KEY_BITS)) for total in accumulate(fractions.values())]
-
-    def of(self, split_hash: int) -> str:
-        """The split of all images with this hash."""
-        return self._names[bisect_right(self._limits, split_hash)]
+    names, limits = tuple(fractions), [int(total * (1 << KEY_BITS)) for total in accumulate(fractions.values())]
+    return lambda split_hash: names[bisect_right(limits, split_hash)]
 
 
 def listing_fields(ref: ImageRef) -> list[bytes]:
@@ -116,7 +110,8 @@ def ref_maker(config: Config) -> Callable[..., ImageRef]:
 
     With `--stratify` the split is "" until all images are listed: see `split_stratified`.
     """
-    seed, hash_of, splits = config.seed, split_hasher(config), Splits(config.split_fractions or {"train": Fraction(1)})
+    seed, hash_of = config.seed, split_hasher(config)
+    split_of = split_chooser(config.split_fractions or {"train": Fraction(1)})
 
     def make(
         path: str,
@@ -128,7 +123,7 @@ def ref_maker(config: Config) -> Callable[..., ImageRef]:
         part: Part | None = None,
     ) -> ImageRef:
         if split is None:
-            split = "" if config.stratify else splits.of(hash_of(path))
+            split = "" if config.stratify else split_of(hash_of(path))
         return ImageRef(path, byte_count, etag, label, split, order_key(path, seed), features, part)
 
     return make

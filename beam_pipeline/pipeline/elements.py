@@ -52,10 +52,8 @@ class PageCoder(beam.coders.Coder):  # type: ignore[misc]
     _tuples = FastPrimitivesCoder()
 
     def encode(self, page: Page) -> bytes:
-        rows = self._tuples.encode(
-            [(relative_path_bytes(ref.path), *ref[1:-1], ref.part and tuple(ref.part)) for ref in page]
-        )
-        return zlib.compress(rows, _FASTEST)
+        rows = [(relative_path_bytes(ref.path), *ref[1:-1], ref.part and tuple(ref.part)) for ref in page]
+        return zlib.compress(self._tuples.encode(rows), _FASTEST)
 
     def decode(self, encoded: bytes) -> Page:
         rows = self._tuples.decode(zlib.decompress(encoded))

@@ -10,14 +10,13 @@ from apache_beam.pvalue import AsIter, AsList, AsSingleton
 from beam_pipeline import __version__
 from beam_pipeline.config import Config
 from beam_pipeline.dataset.compare import CorruptFiles
-from beam_pipeline.dataset.repair import restore
+from beam_pipeline.dataset.publish import restore
 from beam_pipeline.dataset.writer import ClaimedPlan
 from beam_pipeline.inputs.folders import ListingSummary
-from beam_pipeline.pipeline.comparing import CompareShards, save_comparison
 from beam_pipeline.pipeline.elements import reports_errors
 from beam_pipeline.pipeline.listing import ListPages
 from beam_pipeline.pipeline.planning import PlanShards, SampleImages, prepare_output, save_plan
-from beam_pipeline.pipeline.writing import WriteShards, assign_shards, publish_dataset
+from beam_pipeline.pipeline.shards import CompareShards, WriteShards, assign_shards, publish_dataset, save_comparison
 from beam_pipeline.schema.job import Plan, Run
 from beam_pipeline.schema.manifest import Content
 

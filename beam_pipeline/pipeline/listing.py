@@ -1,22 +1,24 @@
-"""ListPages: from the input to pages of references."""
+"""ListPages: from the input to pages of references; StratifySplits: their splits by rank, once all are listed."""
 
 import dataclasses
+import zlib
 from array import array
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from itertools import chain, islice
 from typing import Any
 
 import apache_beam as beam
+from apache_beam.pvalue import AsDict
 
 from beam_pipeline import storage
-from beam_pipeline.config import Config
+from beam_pipeline.config import Config, wrong
 from beam_pipeline.conversion.versions import check_versions
 from beam_pipeline.dataset.progress import report
 from beam_pipeline.errors import ImageShardsError, UsageError
-from beam_pipeline.inputs import exclude, folders, limits, manifest_rows
+from beam_pipeline.inputs import exclude, folders, limits, manifest_rows, references
 from beam_pipeline.inputs.folders import ClassFolder, ListingSummary
-from beam_pipeline.inputs.references import ImageRef, check_forms, sample_size
+from beam_pipeline.inputs.references import Hashes, ImageRef, Limits, check_forms, sample_size
 from beam_pipeline.pipeline import elements
 from beam_pipeline.pipeline.elements import (
     PAGE_REFS,
@@ -29,13 +31,14 @@ from beam_pipeline.pipeline.elements import (
     merge_all,
     reports_errors,
 )
-from beam_pipeline.pipeline.stratify import StratifySplits
+from beam_pipeline.schema import relative_path_bytes
 
 _FOLDERS, _SUMMARIES = "folders", "summaries"
 _BUCKET_BYTES = 4 << 20  # of a manifest: about 40,000 rows, which one worker holds at a time
 _MAX_OPEN = 50  # pages whose references are held while they are sorted into buckets
 
 _FOLDERS_AT_A_TIME = 16  # class folders that one element holds
+_CLASS_BUCKETS = 64  # a page of a manifest's rows may have a thousand classes
 
 
 @dataclasses.dataclass
@@ -104,12 +107,8 @@ def _list_folders(group: tuple[int, Iterable[ClassFolder]], config: Config) -> I
             total.class_counts[folder.label] += 0  # a folder without images is a class, too
             part = ListingSummary()  # of skipped files, which threads count
             images = folders.list_images(config, folder, part)
-            listings.append((part, threads.submit(_first_page, images), images))
+            listings.append((part, threads.submit(list, islice(images, PAGE_REFS)), images))
         yield from _pages(refs(), total, config)
-
-
-def _first_page(refs: Iterator[ImageRef]) -> list[ImageRef]:
-    return list(islice(refs, PAGE_REFS))
 
 
 def _pages(refs: Iterator[ImageRef], summary: ListingSummary, config: Config) -> Iterator[Any]:
@@ -185,10 +184,9 @@ def _join_sizes(bucket: Pages, config: Config) -> Iterator[Any]:
 def _repeated(config: Config, *rows: ImageRef) -> UsageError:
     ordered = sorted(rows, key=lambda row: (row.label, row.split, row.features))
     first, second = (f"label {row.label!r}" + ("split" in config.header) * f" in {row.split}" for row in ordered)
-    return UsageError(
-        f"--manifest {config.manifest!r}: path {rows[0].path!r} is given twice, with {first} and with {second}: "
-        "keep one of the two; several boxes are one row, with lists such as 0.1;0.5 in columns such as xmin:float32[]"
-    )
+    what = f"path {rows[0].path!r} is given twice, with {first} and with {second}: keep one of the two"
+    boxes = "several boxes are one row, with lists such as 0.1;0.5 in columns such as xmin:float32[]"
+    return wrong("--manifest", config.manifest, f"{what}; {boxes}")
 
 
 @reports_errors
@@ -206,7 +204,52 @@ def complete(summary: ListingSummary, config: Config) -> ListingSummary:
     check_forms(summary.class_counts)
     unknown = sorted(summary.class_counts.keys() - set(config.labels)) if config.labels is not None else []
     if unknown:
-        raise UsageError(f"--labels_file {config.labels_file!r}: class {unknown[0]!r} is not in it: add a line for it")
+        raise wrong("--labels_file", config.labels_file, f"class {unknown[0]!r} is not in it: add a line for it")
     classes = config.labels if config.labels is not None else tuple(sorted(summary.class_counts))
     sample, exclusion = summary.smallest[: sample_size(summary.images)], exclude.outcome(config, summary)
     return dataclasses.replace(summary, smallest=sample, classes=classes, exclusion=exclusion, on_list=array("Q"))
+
+
+# --- `--stratify`
+
+
+@dataclasses.dataclass
+class StratifySplits(beam.PTransform):  # type: ignore[misc]
+    """Replaces each image's split by that of its rank in its class: 8 bytes per image are grouped by class for this.
+
+    Input: (key, iterable of `Page`) and one `ListingSummary`. Output: the same two.
+    """
+
+    config: Config
+
+    def expand(self, listed: Any) -> Any:
+        config, (pages, summary) = self.config, listed
+        hashes = pages | "HashPaths" >> beam.FlatMap(_hashes, config) | "GroupByClass" >> beam.GroupByKey()
+        of_class = AsDict(hashes | "CutClasses" >> beam.FlatMap(_limits, config))
+        split = pages | "AssignSplits" >> beam.Map(_split, config, of_class)
+        return split, summary | "SplitSample" >> beam.Map(_split_sample, config, of_class)
+
+
+def _hashes(pages: Pages, config: Config) -> Iterator[tuple[int, dict[str, Hashes]]]:
+    """(bucket, class → split hashes) of a group of pages."""
+    buckets: dict[int, dict[str, Hashes]] = {}
+    for label, hashes in references.class_hashes(chain.from_iterable(pages[1]), config).items():
+        buckets.setdefault(zlib.crc32(relative_path_bytes(label)) % _CLASS_BUCKETS, {})[label] = hashes
+    yield from buckets.items()
+
+
+def _limits(bucket: tuple[int, Iterable[dict[str, Hashes]]], config: Config) -> Iterator[tuple[str, Limits]]:
+    """(class, its limits) of a bucket of classes."""
+    merged: dict[str, Hashes] = {}
+    for part in bucket[1]:
+        for label, hashes in part.items():
+            merged.setdefault(label, array("Q")).extend(hashes)
+    yield from ((label, references.limits(hashes, config)) for label, hashes in merged.items())
+
+
+def _split(pages: Pages, config: Config, of_class: Mapping[str, Limits]) -> Pages:
+    return pages[0], [Page(references.split_stratified(page, of_class, config)) for page in pages[1]]
+
+
+def _split_sample(summary: ListingSummary, config: Config, of_class: Mapping[str, Limits]) -> ListingSummary:
+    return dataclasses.replace(summary, smallest=list(references.split_stratified(summary.smallest, of_class, config)))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Self, TypeVar
@@ -209,9 +209,9 @@ class Counts(Sums):
 
     def add_sizes(self, size: Size, source_size: Size) -> None:
         """Count the height and width of a record and of its source."""
-        self.min_size, self.max_size = _least(self.min_size, size), _greatest(self.max_size, size)
-        self.source_min_size = _least(self.source_min_size, source_size)
-        self.source_max_size = _greatest(self.source_max_size, source_size)
+        self.min_size, self.max_size = _each(min, self.min_size, size), _each(max, self.max_size, size)
+        self.source_min_size = _each(min, self.source_min_size, source_size)
+        self.source_max_size = _each(max, self.source_max_size, source_size)
 
     def merge(self, other: Counts) -> None:
         """Add all that another one counted."""
@@ -221,12 +221,8 @@ class Counts(Sums):
                 self.add_sizes(size, source_size)
 
 
-def _least(a: Size | None, b: Size) -> Size:
-    return (min(a[0], b[0]), min(a[1], b[1])) if a else b
-
-
-def _greatest(a: Size | None, b: Size) -> Size:
-    return (max(a[0], b[0]), max(a[1], b[1])) if a else b
+def _each(pick: Callable[[int, int], int], a: Size | None, b: Size) -> Size:
+    return (pick(a[0], b[0]), pick(a[1], b[1])) if a else b
 
 
 class RejectLine(Struct, frozen=True):

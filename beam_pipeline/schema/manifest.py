@@ -21,6 +21,7 @@ from beam_pipeline.schema import NAME_PATTERN, VERSION_PATTERN, canonical_json, 
 
 FORMAT_VERSION = 1
 PUBLISHED, REPAIRED, ALREADY_PUBLISHED = "published", "repaired", "already published"  # outcomes of a job
+_REPAIR = "run the job with --repair"
 FOREIGN_KEY = "record_keys"  # `imageshards index` made the manifest: its shards may be anywhere
 
 Count: TypeAlias = Annotated[int, Meta(ge=0, le=(1 << 53) - 1)]
@@ -349,11 +350,6 @@ def seal_manifest(manifest: Mapping[str, Any] | Struct) -> bytes:
     return canonical_json({**body, "self_sha256": sha256(canonical_json(body))})
 
 
-def open_manifest(data: bytes, where: str) -> dict[str, Any]:
-    """The checked content of a `manifest.json` as parsed JSON; arguments and errors as in `parse_manifest`."""
-    return parse_manifest(data, where)[0]
-
-
 def parse_manifest(data: bytes, where: str) -> tuple[dict[str, Any], Content]:
     """Check the bytes of a `manifest.json`: its own hash first, then every type, number and file name.
 
@@ -374,24 +370,20 @@ def parse_manifest(data: bytes, where: str) -> tuple[dict[str, Any], Content]:
         version, _ = manifest["format_version"], manifest["self_sha256"]
         is_sealed = seal_manifest(manifest) == data  # the seal's own hash included
     except (ValueError, KeyError, TypeError, RecursionError):
-        raise NotPublishedError(
-            f"{where} is corrupt: no manifest can be read from it; run the job with --repair"
-        ) from None
+        raise NotPublishedError(f"{where} is corrupt: no manifest can be read from it; {_REPAIR}") from None
     # The seal first, which is the same in every format: a flipped bit in the version's number is corruption.
     if not is_sealed:
-        raise NotPublishedError(f"{where} is corrupt: its self_sha256 doesn't match; run the job with --repair")
+        raise NotPublishedError(f"{where} is corrupt: its self_sha256 doesn't match; {_REPAIR}")
     if type(version) is int and version != FORMAT_VERSION:
-        raise OtherFormatError(
-            f"{where} has format_version {reprlib.repr(version)}, this release reads {FORMAT_VERSION}: "
-            "use the one that wrote it"
-        )
+        what = f"{where} has format_version {reprlib.repr(version)}, this release reads {FORMAT_VERSION}"
+        raise OtherFormatError(f"{what}: use the one that wrote it")
     try:
         typed = msgspec.convert(manifest, Content)
         wrong = next(typed.contradictions(), "")
     except (msgspec.ValidationError, UnicodeError) as error:
         wrong = str(error)[:300]
     if wrong:
-        fix = "index the files again" if FOREIGN_KEY in manifest else "run the job with --repair"
+        fix = "index the files again" if FOREIGN_KEY in manifest else _REPAIR
         raise NotPublishedError(f"{where}: {wrong}; {fix}")
     _check_file_names(typed, where)
     return manifest, typed
@@ -416,9 +408,8 @@ def _check_file_names(manifest: Content, where: str) -> None:
         shards = [file for file in shards if not _FULL.fullmatch(file)]
     outside = next((name for name in (*manifest.files, *shards) if _OUTSIDE.search(name)), None)
     if outside is not None:
-        raise NotPublishedError(
-            f"{where} names {reprlib.repr(outside)}, which is outside its folder: don't use this dataset"
-        )
+        name = reprlib.repr(outside)
+        raise NotPublishedError(f"{where} names {name}, which is outside its folder: don't use this dataset")
 
 
 build_types(Content, _Flags, Configuration)

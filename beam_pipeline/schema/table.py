@@ -46,9 +46,8 @@ _MAX_HEADER_BYTES = 1 << 24  # of thousands of columns; NumPy's default refuses 
 
 def order_key(path: str, seed: int) -> int:
     """64-bit key of an image's position in the order: BLAKE2b of its path keyed by the seed."""
-    return int.from_bytes(
-        hashlib.blake2b(normal_path_bytes(path), digest_size=8, key=str(seed).encode()).digest(), "big"
-    )
+    digest = hashlib.blake2b(normal_path_bytes(path), digest_size=8, key=str(seed).encode()).digest()
+    return int.from_bytes(digest, "big")
 
 
 def name_hash(path: str) -> int:

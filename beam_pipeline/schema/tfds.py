@@ -17,11 +17,7 @@ _DTYPES = {"int64": "int64", "float32": "float32", "bytes": "string"}
 
 
 def features_document(
-    image_format: str,
-    image_shape: Sequence[int | None],
-    class_count: int,
-    one_hot: bool,
-    columns: Iterable[Column],
+    image_format: str, image_shape: Sequence[int | None], class_count: int, one_hot: bool, columns: Iterable[Column]
 ) -> dict[str, Any]:
     """The content of `features.json`.
 

@@ -13,7 +13,7 @@ from concurrent.futures import Future
 from contextlib import contextmanager
 from typing import NamedTuple, TypeVar
 
-from beam_pipeline.errors import ImageShardsError, MissingFileError, StorageError
+from beam_pipeline.errors import RESUMES, ImageShardsError, MissingFileError, StorageError
 from beam_pipeline.text import printable
 
 T = TypeVar("T")
@@ -22,7 +22,6 @@ _FIRST_PAUSE_S = 0.5
 _MAX_PAUSE_S = 30.0
 _SILENT_S = 3.0  # that a reader waits without a word
 _LOG = logging.getLogger(__name__)
-_RESUMES = "the same command resumes"
 
 
 class Incomplete(Exception):
@@ -113,7 +112,7 @@ def as_storage_error(url: str, error: BaseException, is_anonymous: bool = False)
         detail = f"{status}: {_detail(error)}" if status else _detail(error)
         reason = f"{cause.text} ({detail})" if cause.text else detail
     kind = MissingFileError if cause is _NO_BUCKET else StorageError
-    return kind(f"{url}: {reason}", fix, _RESUMES if fix else "")
+    return kind(f"{url}: {reason}", fix, RESUMES if fix else "")
 
 
 @contextmanager
@@ -145,11 +144,7 @@ def _detail(error: BaseException) -> str:
 
 
 def retry(
-    request: Callable[[], T],
-    url: str,
-    deadline_s: float,
-    is_anonymous: bool = False,
-    first_s: float | None = None,
+    request: Callable[[], T], url: str, deadline_s: float, is_anonymous: bool = False, first_s: float | None = None
 ) -> T:
     """Call `request` until it succeeds, with jittered exponential backoff.
 
@@ -176,7 +171,7 @@ def retry(
                 raise (type(failure)(failure.reason, failure.fix) if first_s else failure) from error
             if waited_s + pause_s > limit_s:
                 reason = f"{url}: no success for {limit_s:.0f} s{failure.reason.removeprefix(url)}"
-                resuming = f"{_RESUMES}, --io_deadline waits longer" * (first_s is None)
+                resuming = f"{RESUMES}, --io_deadline waits longer" * (first_s is None)
                 raise StorageError(reason, cause.fix, resuming) from error
             if not is_told and (is_told := waited_s > _SILENT_S):
                 _LOG.warning("%s; trying again for %.0f s", printable(failure.reason), limit_s - waited_s)

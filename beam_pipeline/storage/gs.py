@@ -55,10 +55,8 @@ class GoogleStorage(ObjectStorage):
         config: Any = {"skip_signature": is_anonymous}
         if self._endpoint:
             config["base_url"] = self._endpoint
-        # obstore itself finds fewer kinds of credentials than google-auth.
-        return GCSStore(
-            bucket, config=config, credential_provider=GoogleCredentialProvider(self._credentials), **self._options
-        )
+        provider = GoogleCredentialProvider(self._credentials)  # obstore itself finds fewer kinds than google-auth
+        return GCSStore(bucket, config=config, credential_provider=provider, **self._options)
 
     def _call(self, url: str, request: Callable[[Client], T]) -> T:
         """Send a request by google-cloud-storage until it succeeds; threads don't share a client while they use it."""

@@ -74,10 +74,9 @@ class ObjectStorage(Storage):
 
     def _object(self, url: str, is_anonymous: bool) -> tuple[Any, str]:
         if _first_user() != os.getpid():
-            raise StorageError(
-                f"{url}: this process was forked from one that had used remote storage, whose client can't be forked",
-                'start workers with multiprocessing_context="forkserver" (or "spawn")',
-            )
+            what = "this process was forked from one that had used remote storage, whose client can't be forked"
+            fix = 'start workers with multiprocessing_context="forkserver" (or "spawn")'
+            raise StorageError(f"{url}: {what}", fix)
         if self._scheme == "http":
             return self._stores(url, False), ""
         bucket, name = bucket_and_name(url)

@@ -34,7 +34,7 @@ from beam_pipeline.schema.manifest import (
     FORMAT_VERSION,
     builtins_of,
     file_sums,
-    open_manifest,
+    parse_manifest,
     seal_manifest,
 )
 from beam_pipeline.schema.table import COLUMNS, table_bytes
@@ -135,7 +135,7 @@ def _folder(out: str) -> Path:
         raise UsageError(f"--out {out}: give a local folder; the index is small and can be copied anywhere")
     folder = Path(storage.normalize(out))
     manifest = folder / schema.MANIFEST_FILE
-    if manifest.exists() and FOREIGN_KEY not in open_manifest(manifest.read_bytes(), str(manifest)):
+    if manifest.exists() and FOREIGN_KEY not in parse_manifest(manifest.read_bytes(), str(manifest))[0]:
         raise UsageError(f"--out {out}: a dataset is published there; choose another folder")
     return folder
 

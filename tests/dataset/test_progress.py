@@ -16,7 +16,7 @@ from beam_pipeline.cli import job, progress
 from beam_pipeline.cli.progress import ProgressLine, ProgressText, StatusLine
 from beam_pipeline.config import Config
 from beam_pipeline.dataset.progress import report
-from beam_pipeline.pipeline import writing
+from beam_pipeline.pipeline import shards
 from tests import make
 
 
@@ -68,7 +68,7 @@ def test_finished_shards_of_worker_processes_are_counted_in_the_state(
     images = make.class_folders(tmp_path / "in", {"ant": 20})
     config = Config(input=str(images), output=str(tmp_path / "out"), name="x", num_shards=4)
     found: list[Counter[str]] = []
-    make.before(monkeypatch, writing, "publish", lambda *_: found.append(job._finished_shards(config)))
+    make.before(monkeypatch, shards, "publish", lambda *_: found.append(job._finished_shards(config)))
     assert job._finished_shards(config) == Counter(), "before there is a plan"
     job.Job(None, config).write(config)
     assert found == [{"shards": 4, "shards_planned": 4}]

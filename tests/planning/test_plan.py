@@ -1,4 +1,4 @@
-"""Splits, order and the planner: pure arithmetic, the same under any order of the same images."""
+"""split_chooser, order and the planner: pure arithmetic, the same under any order of the same images."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from beam_pipeline.config import Config
 from beam_pipeline.inputs import references
 from beam_pipeline.inputs.folders import ListingSummary
-from beam_pipeline.inputs.references import KEY_BITS, ImageRef, Splits, order_key, split_hash
+from beam_pipeline.inputs.references import KEY_BITS, ImageRef, order_key, split_chooser, split_hash
 from beam_pipeline.planning.plan import (
     EstimatedSizes,
     Histogram,
@@ -34,7 +34,7 @@ shifts = st.sampled_from([0, 48, 60, 63])
 images = st.lists(st.tuples(keys, st.integers(1, 10**6)), min_size=1, max_size=60)
 
 
-THREE = Splits({"train": Fraction(8, 10), "validation": Fraction(1, 10), "test": Fraction(1, 10)})
+THREE = split_chooser({"train": Fraction(8, 10), "validation": Fraction(1, 10), "test": Fraction(1, 10)})
 
 
 def config(**more: object) -> Config:
@@ -81,15 +81,15 @@ def test_a_name_that_is_no_utf8_has_a_key_of_its_bytes() -> None:
 
 def test_splits_are_pinned() -> None:
     signs = {"train": ".", "validation": "v", "test": "t"}
-    found = "".join(signs[THREE.of(split_hash(f"cat/{number:04d}.jpg"))] for number in range(40))
+    found = "".join(signs[THREE(split_hash(f"cat/{number:04d}.jpg"))] for number in range(40))
     assert found == "t..t.....t.t.t......v.....v...v....t...."
 
 
 @given(paths, st.integers(1, 98))
 def test_a_larger_first_share_only_adds_images_to_it(path: str, percent: int) -> None:
     shares = Fraction(percent, 100), Fraction(percent + 1, 100)
-    small, large = (Splits({"train": share, "validation": 1 - share}) for share in shares)
-    assert not (small.of(split_hash(path)) == "train" and large.of(split_hash(path)) == "validation")
+    small, large = (split_chooser({"train": share, "validation": 1 - share}) for share in shares)
+    assert not (small(split_hash(path)) == "train" and large(split_hash(path)) == "validation")
 
 
 fields = st.lists(st.lists(st.binary(max_size=8), max_size=4), max_size=12)

@@ -13,7 +13,7 @@ import pytest
 
 from beam_pipeline import schema
 from beam_pipeline.errors import ImageShardsError, NotPublishedError, OtherFormatError
-from beam_pipeline.schema.manifest import FOREIGN_KEY, open_manifest, parse_manifest, seal_manifest
+from beam_pipeline.schema.manifest import FOREIGN_KEY, parse_manifest, seal_manifest
 from reader.features import features_of
 from reader.info import load_info
 from tests.reading.shards import make_dataset
@@ -86,14 +86,14 @@ def manifest(folder: Path) -> Any:
 def test_keys_of_a_later_release_are_ignored(folder: Path) -> None:
     data = (folder / schema.MANIFEST_FILE).read_bytes()
     opened, typed = parse_manifest(data, "m")
-    assert opened == json.loads(data) == open_manifest(data, "m")
+    assert opened == json.loads(data) == parse_manifest(data, "m")[0]
     assert typed.records == opened["records"]
     shards = {name: len(split["shards"]) for name, split in opened["splits"].items()}
     assert {name: len(split.shards) for name, split in typed.splits.items()} == shards
     opened |= {"new": [1], "image": {**opened["image"], "new": {}}}
     for split in opened["splits"].values():
         split["shards"][0]["new"] = None
-    assert open_manifest(seal_manifest(opened), "m")["new"] == [1]
+    assert parse_manifest(seal_manifest(opened), "m")[0]["new"] == [1]
 
 
 def test_no_wrong_missing_or_renamed_value_ends_in_a_traceback(folder: Path, manifest: Any) -> None:
@@ -130,7 +130,7 @@ SHARD, SECOND = ("splits", "train", "shards", 0), "photos-train.tfrecord-00001-o
 )
 def test_one_line_names_what_is_wrong(manifest: Any, path: Path_, value: Any, message: str) -> None:
     with pytest.raises(NotPublishedError) as caught:
-        open_manifest(sealed_with(manifest, path, json.dumps(value)), "a/manifest.json")
+        parse_manifest(sealed_with(manifest, path, json.dumps(value)), "a/manifest.json")
     assert str(caught.value).startswith("a/manifest.json: ") and message in str(caught.value)
     assert str(caught.value).endswith("; run the job with --repair")
     assert type(caught.value) is NotPublishedError
@@ -138,13 +138,13 @@ def test_one_line_names_what_is_wrong(manifest: Any, path: Path_, value: Any, me
 
 def test_of_an_index_the_fix_is_to_index_again(manifest: Any) -> None:
     with pytest.raises(NotPublishedError, match=r"at `\$\.images`; index the files again$"):
-        open_manifest(seal_manifest({**manifest, FOREIGN_KEY: {"image": "i", "class": "c"}, "images": "x"}), "m")
+        parse_manifest(seal_manifest({**manifest, FOREIGN_KEY: {"image": "i", "class": "c"}, "images": "x"}), "m")
 
 
 def test_another_format_is_no_damage_whatever_else_it_holds() -> None:
     with pytest.raises(OtherFormatError, match="m has format_version 2, this release reads 1"):
-        open_manifest(seal_manifest({"format_version": 2, "splits": []}), "m")
+        parse_manifest(seal_manifest({"format_version": 2, "splits": []}), "m")
     for version in (True, "1", None, [], 1.0):
         with pytest.raises(NotPublishedError) as caught:
-            open_manifest(seal_manifest({"format_version": version}), "m")
+            parse_manifest(seal_manifest({"format_version": version}), "m")
         assert type(caught.value) is NotPublishedError

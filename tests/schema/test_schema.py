@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from beam_pipeline import schema
 from beam_pipeline.errors import CorruptRecordError, NotPublishedError
 from beam_pipeline.schema import ShardName
-from beam_pipeline.schema.manifest import open_manifest, seal_manifest
+from beam_pipeline.schema.manifest import parse_manifest, seal_manifest
 
 # As a job wrote it.
 MANIFEST = json.loads((Path(__file__).parent / "manifests" / "photos.json").read_bytes())
@@ -149,7 +149,7 @@ def test_canonical_json_has_known_bytes_and_keeps_a_name_that_is_no_utf8() -> No
 def test_a_sealed_manifest_opens() -> None:
     manifest = {key: value for key, value in MANIFEST.items() if key != "self_sha256"} | {"classes": ["é", "b", "c"]}
     data = seal_manifest(manifest)
-    opened = open_manifest(data, "m")
+    opened = parse_manifest(data, "m")[0]
     assert opened == manifest | {"self_sha256": schema.sha256(schema.canonical_json(manifest))}
     assert seal_manifest(opened) == data, "sealing again changes nothing"
 
@@ -159,14 +159,14 @@ def test_no_changed_byte_of_a_manifest_is_believed(position: int, change: int) -
     data = bytearray(seal_manifest(MANIFEST))
     data[position % len(data)] ^= change
     with pytest.raises(NotPublishedError):
-        open_manifest(bytes(data), "m")
+        parse_manifest(bytes(data), "m")
 
 
 @pytest.mark.parametrize("data", [b"", b"[]", b"1", b"{}", b"\xff\xfe", b'{"format_version":1}'])
 def test_what_is_no_manifest_says_so(data: bytes) -> None:
     line = r"m is corrupt: no manifest can be read from it; run the job with --repair"
     with pytest.raises(NotPublishedError, match=line):
-        open_manifest(data, "m")
+        parse_manifest(data, "m")
 
 
 @pytest.mark.parametrize(
@@ -179,5 +179,5 @@ def test_what_is_no_manifest_says_so(data: bytes) -> None:
 )
 def test_a_manifest_of_another_hash_is_corrupt_so_that_repair_may_repair_it(data: bytes) -> None:
     with pytest.raises(NotPublishedError, match="its self_sha256 doesn't match; run the job with --repair") as caught:
-        open_manifest(data, "m")
+        parse_manifest(data, "m")
     assert type(caught.value) is NotPublishedError
