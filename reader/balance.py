@@ -80,8 +80,13 @@ def exact_weights(what: str, named: Mapping[str, Any]) -> tuple[int, ...]:
     """Numbers, as their text says, in proportion as integers. Raises UsageError if one is too long, or not above 0."""
     exact = []
     for name, value in named.items():
-        if _TOO_LONG.search(text := str(value)):
-            raise UsageError(f"{what} {name} has over 100 digits, or over 3 in its exponent: {reprlib.repr(value)}")
+        too_long = f"{what} {name} has over 100 digits, or over 3 in its exponent"
+        try:
+            text = str(value)
+        except ValueError:  # an integer of more digits than Python prints
+            raise UsageError(too_long) from None
+        if _TOO_LONG.search(text):
+            raise UsageError(f"{too_long}: {reprlib.repr(value)}")
         try:
             exact.append(Fraction(text))
         except (ValueError, ZeroDivisionError):

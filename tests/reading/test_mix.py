@@ -220,6 +220,7 @@ ERRORS: dict[str, tuple[Any, str]] = {
     ),
     "no number": (lambda sets: mixed({sets[0]: "half"}), r"the weight of source 1, .* must be above 0, got 'half'"),
     "endless": (lambda sets: mixed({sets[0]: "1e99999999"}), r"the weight of source 1, .* has over 100 digits"),
+    "unprintable": (lambda sets: mixed({sets[0]: 10**5000}), r"the weight of source 1, .* has over 100 digits"),
     "infinite": (lambda sets: mixed({sets[0]: float("inf")}), r"must be above 0, got inf"),
     "too exact": (lambda sets: mixed({sets[0]: 1, sets[1]: 0.1234567890123}), r"have too many digits"),
     "unknown key": (lambda sets: mixed([({"dataset": sets[0], "clases": ["cat"]}, 1)]), r"did you mean .?classes"),
