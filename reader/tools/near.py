@@ -145,7 +145,7 @@ def second_looks(info: DatasetInfo, splits: Sequence[str], pairs: Pairs) -> Iter
         one, other = (np.searchsorted(rows, part) for part in (first, second))
         for piece in np.array_split(np.arange(len(one)), len(one) // 1024 + 1):
             a, b, mirrored = one[piece], other[piece], is_mirrored[piece]
-            is_flat = np.maximum(*(small[ends].std((1, 2)) for ends in (a, b))) < _FLAT
+            is_flat = _are_flat(small[a], small[b])
             yield _alike(small[a], small[b], mirrored) & _of_one_colour(tints[a], tints[b], mirrored, is_flat)
 
 
@@ -163,10 +163,15 @@ def _alike(
         rows, columns = _zoom(part, top), _zoom(part, left).T
         correlation = np.maximum(correlation, _correlation(rows @ a @ columns, b))
         correlation = np.maximum(correlation, _correlation(a, rows @ b @ columns))
-    is_flat = np.maximum(a.std((1, 2)), b.std((1, 2))) < _FLAT
     is_as_bright = np.abs(a.mean((1, 2)) - b.mean((1, 2))) < 2 * _FLAT
-    is_alike: npt.NDArray[np.bool_] = np.where(is_flat, is_as_bright, correlation >= _MIN_CORRELATION)
+    is_alike: npt.NDArray[np.bool_] = np.where(_are_flat(one, other), is_as_bright, correlation >= _MIN_CORRELATION)
     return is_alike
+
+
+def _are_flat(one: npt.NDArray[np.uint8], other: npt.NDArray[np.uint8]) -> npt.NDArray[np.bool_]:
+    """bool [n] of uint8 [n, 32, 32]: whether neither picture has contrast."""
+    are_flat: npt.NDArray[np.bool_] = np.maximum(one.std((1, 2)), other.std((1, 2))) < _FLAT
+    return are_flat
 
 
 def _of_one_colour(
