@@ -13,7 +13,6 @@ import numpy.typing as npt
 
 from beam_pipeline import schema
 from beam_pipeline.errors import UsageError
-from beam_pipeline.schema.manifest import FOREIGN_KEY
 from reader.example import parse_example
 from reader.info import DatasetInfo
 
@@ -35,7 +34,7 @@ class Feature(NamedTuple):
 def features_of(info: DatasetInfo) -> dict[str, Feature]:
     """What a record holds besides its image, by name."""
     features = {}
-    if FOREIGN_KEY not in info.manifest:
+    if not info.is_index:
         features = {
             schema.CLASS_KEY: Feature("int64", ()),
             schema.LABEL_KEY: Feature("bytes", ()),

@@ -23,7 +23,6 @@ from beam_pipeline.errors import ImageShardsError, Reject, UsageError
 from beam_pipeline.images import ImageOptions, formats, geometry, memory
 from beam_pipeline.images.resize import RESAMPLING
 from beam_pipeline.schema import RejectReason
-from beam_pipeline.schema.manifest import FOREIGN_KEY
 from beam_pipeline.text import one_line, plural
 from reader.info import DatasetInfo, ImageInfo, load_info
 from reader.pixels import MAX_PIXELS, ImageDecoder, Pixels, UndecodableImageError, in_8_bits, target_size
@@ -158,7 +157,7 @@ def decode(
         raise UsageError(f"decode takes the content of an image file as bytes, got {type(data).__name__}")
     info = load_info(dataset)
     size = target_size(info.image, image_size)
-    return Preprocessing(info.manifest, FOREIGN_KEY in info.manifest, size, resize_mode).decode(data)
+    return Preprocessing(info.manifest, info.is_index, size, resize_mode).decode(data)
 
 
 def _options(flags: Mapping[str, Any], channels: int) -> ImageOptions:

@@ -12,7 +12,6 @@ import numpy as np
 import numpy.typing as npt
 
 from beam_pipeline.errors import ImageShardsError, UsageError
-from beam_pipeline.schema.manifest import FOREIGN_KEY
 from reader import order
 from reader.balance import Balance, Weights
 from reader.cache import Cache, open_cache
@@ -158,7 +157,7 @@ class Content:
             arguments["image_size"],
             arguments["resize_mode"],
             arguments.get("augment"),
-            is_foreign=FOREIGN_KEY in info.manifest,
+            is_foreign=info.is_index,
         )
         labels: Sequence[int] | None = None if part.selection is None else part.selection.labels
         if part.classes != self.classes:
