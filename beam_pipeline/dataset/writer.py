@@ -146,8 +146,8 @@ class ShardWriter:
                 raise ImageShardsError(f"{what}: {self._why_changed()}; use --overwrite")
             self._check()  # an upload to s3:// or az:// replaces whatever is there
             there = files.seen[files.shard]
-            is_corrupt = self._repaired is not None  # whatever checksum is listed for it
-            if is_corrupt or there is None or (there.bytes, there.crc32c) != (out.bytes, out.crc32c):
+            is_repair = self._repaired is not None  # of what is corrupt, whatever checksum is listed for it
+            if is_repair or there is None or (there.bytes, there.crc32c) != (out.bytes, out.crc32c):
                 self._put(files, files.shard, file)
         return self._finish(files, contents, out)
 
