@@ -23,6 +23,7 @@ from beam_pipeline.images import geometry
 from beam_pipeline.images.colour import Rgb
 from beam_pipeline.images.formats import EXTENSIONS
 from beam_pipeline.images.resize import RESAMPLING
+from beam_pipeline.machine import cpu_count
 from beam_pipeline.schema import NAME_PATTERN, RECORD_KEYS, STATE_FOLDER, VERSION_PATTERN, canonical_json, is_utf8
 from beam_pipeline.schema.manifest import Column, Dtype
 
@@ -476,9 +477,7 @@ class Config:
     @property
     def threads(self) -> int:
         """Decode threads of a worker process on this machine."""
-        if self.decode_threads:
-            return self.decode_threads
-        return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        return self.decode_threads or cpu_count()
 
     def fingerprint(self) -> dict[str, object]:
         """The `configuration` of the manifest: the flags that decide bytes, as JSON types."""

@@ -13,7 +13,6 @@ import argparse
 import functools
 import io
 import math
-import os
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -24,6 +23,7 @@ from random import Random
 from PIL import Image, ImageChops, ImageDraw, ImageFilter
 
 from beam_pipeline.errors import EXIT_OK, ImageShardsError, UsageError, print_error
+from beam_pipeline.machine import cpu_count
 from beam_pipeline.text import one_line
 
 Point = tuple[float, float]
@@ -78,7 +78,7 @@ def draw_folder(folder: Path, images: int = 600, classes: int = 5, seed: int = 0
         raise UsageError(f"{folder} holds other files, such as {others[0]!r}; name a new or an empty folder")
     for label in labels:
         (folder / label).mkdir(parents=True, exist_ok=True)
-    with ThreadPoolExecutor(os.cpu_count()) as pool:  # Pillow draws without the GIL
+    with ThreadPoolExecutor(cpu_count()) as pool:  # Pillow draws without the GIL
         for _ in pool.map(lambda path: (folder / path).write_bytes(contents[path]()), contents):
             pass
     return broken

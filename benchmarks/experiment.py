@@ -37,10 +37,10 @@ from tutorial import AT_ONCE, decoder, list_files
 
 import reader
 from beam_pipeline import schema, storage
+from beam_pipeline.machine import cpu_count
 from beam_pipeline.text import plural
 from reader.example import ImageFinder
 from reader.info import DatasetInfo
-from reader.machine import cpu_count
 from reader.pixels import ImageDecoder
 from reader.rows import RecordRows
 from reader.splits import first_records

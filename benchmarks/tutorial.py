@@ -18,8 +18,8 @@ import numpy as np
 from stored import SHUFFLED
 
 from beam_pipeline import schema, storage
+from beam_pipeline.machine import cpu_count
 from reader.info import ImageInfo
-from reader.machine import cpu_count
 from reader.pixels import ImageDecoder
 from reader.preprocess import image_files
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from reader.machine import cpu_count
+from beam_pipeline.machine import cpu_count
 
 # TensorFlow uses memory without a copy if it is aligned to this; NumPy's own large arrays aren't.
 _ALIGNMENT = 64

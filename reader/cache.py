@@ -22,9 +22,9 @@ from typing import TYPE_CHECKING
 
 from beam_pipeline import schema, storage
 from beam_pipeline.errors import UsageError
+from beam_pipeline.machine import free_memory_bytes
 from beam_pipeline.schema.manifest import parse_manifest
 from beam_pipeline.text import first_few, size_text
-from reader.machine import free_memory_bytes
 from reader.runs import RunCache, RunTable
 
 if TYPE_CHECKING:

@@ -21,8 +21,7 @@ import keras
 from beam_pipeline import storage
 from beam_pipeline.errors import UsageError
 from reader.hosts import integer
-from reader.machine import lock_folder
-from reader.saves import Saves, pack_state, set_torch_random, torch_random
+from reader.saves import Saves, lock_folder, pack_state, set_torch_random, torch_random
 from reader.stream import Batches, Element, EvalBatches, State, TrainBatches
 
 if _ON_JAX := keras.backend.backend() == "jax":

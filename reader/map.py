@@ -19,12 +19,12 @@ import numpy as np
 
 from beam_pipeline import schema
 from beam_pipeline.errors import UsageError
+from beam_pipeline.machine import cpu_count
 from beam_pipeline.schema.table import name_hash, order_key
 from beam_pipeline.text import plural
 from reader.batches import Dataset, ImageSize, names_arguments
 from reader.features import features_of, note_boxes, pick_features
 from reader.info import DatasetInfo, load_info
-from reader.machine import cpu_count
 from reader.pixels import ImageDecoder, decode_pixels, stored_shape
 from reader.rows import RecordRows
 from reader.runs import Integers, InvalidRecordError, Run, RunReader

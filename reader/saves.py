@@ -6,8 +6,10 @@ variables, in their order.
 
 from __future__ import annotations
 
+import fcntl
 import io
 import json
+import os
 import re
 import zipfile
 import zlib
@@ -21,6 +23,7 @@ from msgspec import Meta, Struct, convert
 
 from beam_pipeline import storage
 from beam_pipeline.errors import ImageShardsError
+from beam_pipeline.storage.causes import as_storage_error
 
 _FILE = re.compile(r"step-\d{9}\.npz")
 # What reading a file raises that `pack_state` didn't make.
@@ -166,3 +169,20 @@ def set_torch_random(states: Sequence[Any]) -> None:
     cpu, *gpus = map(torch.from_numpy, states)
     torch.set_rng_state(cpu)
     torch.cuda.set_rng_state_all(gpus[: torch.cuda.device_count()])
+
+
+def lock_folder(url: str) -> int:
+    """Make a local folder and lock it until the descriptor is closed; BlockingIOError if another process holds it."""
+    try:
+        os.makedirs(url, exist_ok=True)
+        descriptor = os.open(url, os.O_RDONLY)
+    except OSError as error:
+        raise as_storage_error(url, error) from error
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(descriptor)
+        raise
+    except OSError:  # a file system without locks
+        pass
+    return descriptor

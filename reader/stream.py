@@ -11,13 +11,13 @@ from typing import Annotated, Any, ClassVar, Self
 from msgspec import Meta, Struct, json
 
 from beam_pipeline.errors import UsageError
+from beam_pipeline.machine import cpu_count
 from beam_pipeline.text import one_line
 from reader import order
 from reader.buffers import BufferPool
 from reader.engine import Engine, RowNumbers
 from reader.feeds import Cursor, Feed, Feeds, Source
 from reader.hosts import Host, batch_size_of, integer, share_of_host
-from reader.machine import cpu_count
 from reader.position import WINDOW_RUNS, AnyPosition, Position
 from reader.rows import Content, Part, RecordRows, check_same
 

@@ -26,10 +26,10 @@ import numpy as np
 import reader
 from beam_pipeline import storage
 from beam_pipeline.errors import ImageShardsError, UsageError
+from beam_pipeline.machine import cpu_count
 from beam_pipeline.text import plural
 from reader.hosts import integer
 from reader.info import DatasetInfo, load_info
-from reader.machine import cpu_count
 from reader.pixels import ImageDecoder, UndecodableImageError
 from reader.preprocess import PhotoError, Preprocessing, image_files
 from reader.select import Classes, select

@@ -12,9 +12,9 @@ from PIL import Image
 
 from beam_pipeline.images.codec import ChannelSums, channel_sums
 from beam_pipeline.images.memory import MIN_BOUND, SHARED, to_decode
+from beam_pipeline.machine import cpu_count
 from beam_pipeline.text import size_text
 from reader.example import Value
-from reader.machine import cpu_count
 from reader.pixels import UndecodableImageError, decode_pixels, in_8_bits, open_image, undecodable
 from reader.runs import InvalidRecordError
 

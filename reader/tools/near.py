@@ -15,8 +15,8 @@ import numpy as np
 import numpy.typing as npt
 
 from beam_pipeline.errors import ImageShardsError
+from beam_pipeline.machine import cpu_count
 from reader.info import DatasetInfo
-from reader.machine import cpu_count
 from reader.runs import Integers
 from reader.tools.pictures import GRID, TINT_GRID, Floats, Pictures, look_of
 from reader.tools.read import checked_table, read_images

@@ -11,12 +11,12 @@ import numpy as np
 
 from beam_pipeline import schema, storage
 from beam_pipeline.errors import ImageShardsError, UsageError
+from beam_pipeline.machine import cpu_count
 from beam_pipeline.schema import example
 from beam_pipeline.schema.manifest import Shard
 from beam_pipeline.schema.table import Table, name_hash
 from reader.example import ImageFinder
 from reader.info import MAX_WINDOW_BYTES, DatasetInfo
-from reader.machine import cpu_count
 from reader.runs import Integers, InvalidRecordError, Piece, RunReader, RunTable, SelectedTable
 from reader.tables import Array, columns_by_path, locate
 

@@ -13,9 +13,8 @@ from msgspec import Struct, convert
 
 from beam_pipeline import storage
 from beam_pipeline.errors import ImageShardsError, UsageError
-from reader.machine import lock_folder
 from reader.position import AnyPosition, Position
-from reader.saves import PackedState, Saves, pack_state, values_of
+from reader.saves import PackedState, Saves, lock_folder, pack_state, values_of
 from reader.training.models import LOSS
 from reader.training.options import Recipe
 from reader.training.report import warn

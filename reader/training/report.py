@@ -13,9 +13,9 @@ import numpy as np
 import numpy.typing as npt
 
 from beam_pipeline import __version__, storage
+from beam_pipeline.machine import cpu_count
 from beam_pipeline.text import plural, print_line
 from reader.info import DatasetInfo
-from reader.machine import cpu_count
 from reader.training.devices import Devices
 from reader.training.models import DECAY
 from reader.training.options import Recipe

@@ -25,9 +25,9 @@ from msgspec import convert, defstruct
 from beam_pipeline import storage
 from beam_pipeline.errors import ImageShardsError, Reject, StorageError, UsageError
 from beam_pipeline.images import check_size
+from beam_pipeline.machine import cpu_count
 from beam_pipeline.text import name_line, one_line
 from reader.hosts import integer
-from reader.machine import cpu_count
 from reader.pixels import Pixels
 from reader.preprocess import PhotoError, Preprocessing, image_files, why
 from reader.tools.checks import in_order

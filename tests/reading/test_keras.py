@@ -95,7 +95,7 @@ def test_a_loss_that_is_nan_is_not_saved(url: str, tmp_path: Path, caplog: pytes
 
 def test_a_folder_that_another_process_trains_into_is_refused(url: str, tmp_path: Path) -> None:
     pytest.importorskip("keras", reason="Keras is not installed: pip install 'imageshards[train]'")
-    program = "import sys, reader.machine; reader.machine.lock_folder(sys.argv[1]); print(1, flush=True); input()"
+    program = "import sys, reader.saves; reader.saves.lock_folder(sys.argv[1]); print(1, flush=True); input()"
     command = [sys.executable, "-c", program, str(tmp_path / "run")]
     pipe = subprocess.PIPE
     with subprocess.Popen(command, cwd=ROOT, stdin=pipe, stdout=pipe, text=True) as other:

@@ -21,7 +21,7 @@ from PIL import Image
 
 import reader
 from beam_pipeline.errors import CorruptRecordError, ImageShardsError, StorageError, UsageError
-from reader.machine import cpu_count
+from beam_pipeline.machine import cpu_count
 from reader.runs import RunReader
 from reader.training import metrics, report
 from reader.training.fit import TrainResult, train
