@@ -112,7 +112,7 @@ class Records:
 
     def __repr__(self) -> str:
         name, classes = f"{self._info.name} {self._info.version} {self._split}", plural(len(self.classes), "class")
-        return f"Records({name}: {len(self):,} records of {classes})"
+        return f"Records({name}: {plural(len(self), 'record')} of {classes})"
 
     def _repr_html_(self) -> str:
         from reader.tools.show import html  # which draws

@@ -16,7 +16,7 @@ import google_crc32c
 
 from beam_pipeline import schema, storage
 from beam_pipeline.errors import CorruptRecordError, ImageShardsError, UsageError
-from beam_pipeline.text import first_few, name_line
+from beam_pipeline.text import first_few, name_line, plural
 from reader.example import Value, parse_example
 from reader.runs import frame_bounds
 
@@ -228,7 +228,7 @@ def infer_features(
                     raise ImageShardsError(f"{name}: feature {key!r} is {dtype}, in records before it {types[key]}")
                 scalars[key] += len(value) == 1
     if not sampled:
-        raise ImageShardsError(f"{', '.join(files[:_SAMPLED_FILES])}: no record in {len(files)} files")
+        raise ImageShardsError(f"{', '.join(files[:_SAMPLED_FILES])}: no record in {plural(len(files), 'file')}")
     if not types:
         raise ImageShardsError(f"{first} and others: Examples without a value")
     if unknown := [key for key in keys or () if key not in types]:

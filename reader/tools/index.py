@@ -192,7 +192,7 @@ def find_keys(files: Sequence[str], image_key: str | None, class_key: str | None
                 return keys
             first = first or one
     if first is None:
-        raise errors[0] if errors else ImageShardsError(f"{files[0]}: no record in {len(files)} files")
+        raise errors[0] if errors else ImageShardsError(f"{files[0]}: no record in {plural(len(files), 'file')}")
     features = first.features
     shown = {key: f"{key} ({type_name(value)}, {len(value)})" for key, value in sorted(features.items())}
     flag, key, what = "--image_key", image_key, "an image (one bytes value)"

@@ -179,7 +179,7 @@ def test_what_cannot_be_read_says_why(tmp_path: Path) -> None:
         ),
         (one_type, {}, ImageShardsError, "one: record 0 and others: Examples without a value"),
         (two_types, {}, ImageShardsError, "two: record 1: feature 'label' is string, in records before it int64"),
-        (tmp_path / "empty", {}, ImageShardsError, "empty: no record in 1 files"),
+        (tmp_path / "empty", {}, ImageShardsError, "empty: no record in 1 file"),
         (tmp_path / "text", {}, CorruptRecordError, "text: record 0 at byte 0: the CRC of the length is wrong"),
         (tmp_path / "other", {}, CorruptRecordError, r"other: record 0 at byte 0: not a tf\.train\.Example"),
     ):

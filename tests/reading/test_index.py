@@ -523,7 +523,7 @@ def test_what_cannot_be_indexed_says_why(tmp_path: Path) -> None:
             b"no TFRecord at all",
             "a: record 0 at byte 0: the CRC of the length is wrong, so the rest of the file is lost",
         ),
-        (b"", "a: no record in 1 files"),
+        (b"", "a: no record in 1 file"),
     ):
         (files / "a").write_bytes(data)
         with pytest.raises(ImageShardsError, match=message):
