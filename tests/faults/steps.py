@@ -224,11 +224,14 @@ def _check(case: Case, places: Places, images: Path, undisturbed: Output, flags:
     kills = [(step, chance.choice(steps) if step % 3 == 0 else 0) for step in steps]
     if flags.steps is not None:
         kills = sorted(chance.sample(kills, flags.steps))
-    failures = 0
+    failures = killed = 0
     for kill_at in kills:
         output = next(outputs)
         try:
-            assert run(images, output, case.more, kill_at[0]).code is None, "not killed"
+            ended = run(images, output, case.more, kill_at[0])
+            # How many steps a job makes depends a little on its threads.
+            assert ended.code is None or ended.steps < kill_at[0], "not killed"
+            killed += ended.code is None
             if kill_at[1]:
                 run(images, output, case.more, kill_at[1])  # it may have less to do, and end before that
             ended = run(images, output, case.more)
@@ -242,7 +245,7 @@ def _check(case: Case, places: Places, images: Path, undisturbed: Output, flags:
             print(f"{case.name}, killed at steps {kill_at} of {total}: {error}", flush=True)
         if not case.remote:
             shutil.rmtree(output.url)
-    print(f"{case.name}: killed at {len(kills)} of {total} steps, {failures} failures", flush=True)
+    print(f"{case.name}: killed at {killed} of {total} steps, {failures} failures", flush=True)
     return failures
 
 
