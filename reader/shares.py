@@ -1,8 +1,8 @@
 """Whose record each row of a mix is, as arithmetic: `Rule` for a stream of rows, `Dealing` for hosts that share it.
 
 The weights' list, largest first, is split in two whose sums are as near as possible; the first part gets its rounded
-proportion of any first m rows, the second the others; and so on within each. No share is ever more than a row behind
-or ahead of its proportion, a chain of the sources one by one would drift by several.
+proportion of any first m rows, the second the others; and so on within each. No share of up to twelve was found more
+than 1.5 rows behind or ahead of its proportion; a chain of the sources one by one would drift by several.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import numpy.typing as npt
 Integers = npt.NDArray[np.int64]
 
 MAX_PERIOD = 1 << 30  # of weights, so that products with it fit 64 bits
-_NEAR = 256  # rows that are tried
+_NEAR = 1 << 10  # rows that are tried; of 256 none may be exact enough for shares within 2 rows
 _BEHIND = 3  # records that a host is never behind its share
 
 
