@@ -91,12 +91,16 @@ rule_of = lru_cache(Rule)
 def begins(rule: Rule, hosts: int) -> Integers:
     """The row that each host begins at, int64 [hosts], so that a rare source doesn't come to all of them in one step.
 
-    They are spread over a period, each near a row before which all shares are nearly exact.
+    They are spread over a period, each near a row before which all shares are as exact as can be.
     """
     spread = np.arange(hosts) * rule.period // hosts
     rows = spread[:, None] + np.arange(min(max(rule.period // hosts, 1), _NEAR))
-    errors = [rule.count(source, rows) * rule.period - rows * weight for source, weight in enumerate(rule.weights)]
-    chosen: Integers = rows[np.arange(hosts), np.abs(errors).max(axis=0).argmin(axis=1)]
+    errors = np.stack(
+        [rule.count(source, rows) * rule.period - rows * weight for source, weight in enumerate(rule.weights)]
+    )
+    lowest, highest = (bound(errors, axis=(1, 2), keepdims=True) for bound in (np.min, np.max))
+    off = np.maximum(highest - errors, errors - lowest).max(axis=0)  # of any share later, begun here
+    chosen: Integers = rows[np.arange(hosts), off.argmin(axis=1)]
     return chosen
 
 
