@@ -56,9 +56,8 @@ def _groups(root: str, controller: str) -> Iterator[Path]:
         _, controllers, path = line.split(":", 2)
         if not controllers or controller in controllers.split(","):
             # In a container the path may be the host's, and the group itself is mounted at the top.
-            yield from accumulate(
-                path.split("/"), Path.joinpath, initial=Path(root, "sys/fs/cgroup", controllers and controller)
-            )
+            top = Path(root, "sys/fs/cgroup", controllers and controller)
+            yield from accumulate(Path(path).parts[1:], Path.joinpath, initial=top)
 
 
 def _fields(path: Path) -> dict[str, str]:
