@@ -25,6 +25,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create:User
 RECORDS, BATCH = 301, 24
 STEPS = RECORDS // BATCH  # 12, and records that open the next iteration
 POINTS = (0, 1, 7, STEPS - 1, STEPS, 2 * STEPS + 4)
+NUMBER: Any = [("number", "int64", False, int64_feature, lambda number: (number,))]  # JAX has no array for a name
 Loops = Iterable[Any]  # each time it is iterated, the next loop
 
 
@@ -32,8 +33,7 @@ Loops = Iterable[Any]  # each time it is iterated, the next loop
 def info(tmp_path_factory: pytest.TempPathFactory) -> reader.DatasetInfo:
     """Uneven shards."""
     folder = tmp_path_factory.mktemp("resume") / "1.0.0"
-    number: Any = [("number", "int64", False, int64_feature, lambda number: (number,))]  # JAX has no array for a name
-    return reader.load_info(make_dataset(folder, {"train": [130, 3, 100, 68], "validation": [9]}, columns=number))
+    return reader.load_info(make_dataset(folder, {"train": [130, 3, 100, 68], "validation": [9]}, columns=NUMBER))
 
 
 def train(info: Any, **options: Any) -> Any:
