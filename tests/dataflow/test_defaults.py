@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 
 from beam_pipeline.cli import dataflow
 from beam_pipeline.config import Config
-from beam_pipeline.errors import UsageError
 from tests.dataflow.cloud import Cloud
 from tests.make import ROOT
 from tests.test_packaging import modules
@@ -101,16 +100,6 @@ def test_workers_and_threads_are_as_few_as_begin_every_shard(
 ) -> None:
     options = filled(config(**more), *flags)
     assert (options.get("max_num_workers"), options.get("number_of_worker_harness_threads")) == (workers, threads)
-
-
-@pytest.mark.parametrize("label", ["imageshards=mine", '{"team": "vision", "imageshards": "mine"}'])
-def test_the_label_is_not_the_user_s_to_choose(label: str) -> None:
-    options = PipelineOptions(["--project=p", "--region=europe-west4", "--labels=team=imageshards", "--labels", label])
-    with pytest.raises(UsageError, match="by which a command finds its job"):
-        dataflow.check_options(config(), options.get_all_options())
-    dataflow.check_options(
-        config(), {**options.get_all_options(), "labels": ["team=imageshards", '{"team": "imageshards"}']}
-    )
 
 
 def printed(*flags: str) -> list[str]:

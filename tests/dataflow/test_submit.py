@@ -143,7 +143,7 @@ def test_what_is_posted_names_steps_machines_image_and_labels_and_has_one_size_f
     flags = [
         *("--machine_type=n2d-standard-8", "--max_num_workers=7", "--disk_size_gb=60", "--num_workers=3"),
         *("--number_of_worker_harness_threads=2", "--service_account_email=me@example.com", "--no_use_public_ips"),
-        *("--subnetwork=regions/europe-west4/subnetworks/inside", "--labels=team=vision", "--detach"),
+        *("--subnetwork=regions/europe-west4/subnetworks/inside", "--labels=team=imageshards", "--detach"),
     ]
     posted = []
     for images in (10, 100_000):

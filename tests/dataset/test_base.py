@@ -334,24 +334,6 @@ def test_the_newest_version_with_the_same_images_is_the_base_and_never_the_versi
     assert "\n  60 images reused from 1.0.0: 60 of the 61 sampled are unchanged\n" in planned.out
 
 
-def test_a_version_that_can_not_be_the_base_is_refused_in_a_line(grown: Path) -> None:
-    out = grown / "out"
-    (out / "photos" / "4.0.0").mkdir()
-    newer = json.loads((out / "photos" / "1.0.0" / "manifest.json").read_text()) | {"format_version": 2}
-    (out / "photos" / "4.0.0" / "manifest.json").write_bytes(seal_manifest(newer))
-    for wanted, line in {
-        "1.1.0": "it is the version to be written; choose an earlier one, or none",
-        "3.0.0": f"{out}/photos/3.0.0 isn't published, or only by a newer release; choose another version, or none",
-        "4.0.0": f"{out}/photos/4.0.0 isn't published, or only by a newer release; choose another version, or none",
-        "newest": "name a version such as 1.0.0, or none",
-    }.items():
-        finished = write(grown, "--base", wanted)
-        assert (finished.code, finished.err) == (2, f"error: --base '{wanted}': {line}\n")
-    finished = write(grown, "--base", "1.0.0", "--image_format", "png")
-    line = f"{out}/photos/1.0.0 was written with another --image_format; choose another version, or none"
-    assert (finished.code, finished.err) == (2, f"error: --base '1.0.0': {line}\n")
-
-
 @pytest.mark.parametrize("change", ["codec", "gzip"])
 def test_versions_of_other_codecs_and_compressed_ones_are_no_base(
     grown: Path, change: str, monkeypatch: pytest.MonkeyPatch

@@ -23,11 +23,12 @@ from beam_pipeline.dataset.compare import (
     compare_shard,
     shard_of,
 )
-from beam_pipeline.errors import ImageShardsError, UsageError
+from beam_pipeline.errors import ImageShardsError
 from beam_pipeline.inputs.folders import all_images
 from beam_pipeline.pipeline import graph
 from beam_pipeline.schema.job import ComparedInputs
 from beam_pipeline.schema.manifest import Content, Manifest, seal_manifest
+from beam_pipeline.storage.local import LocalStorage
 from tests import make
 from tests.servers import Gcs
 
@@ -68,14 +69,6 @@ def test_an_image_in_a_split_that_had_none_is_another_input(photos: Path, versio
     assert (compared.images, compared.different) == (1, 1)
 
 
-def test_a_shard_of_another_size_is_corrupt(photos: Path, version: Path) -> None:
-    shard = make.shard_files(version)[1]
-    data = shard.read_bytes()
-    for other in (b"", data[:-1], data + b"x"):
-        shard.write_bytes(other)
-        assert damage(photos, version) == CorruptFiles(frozenset({("train", 1)}), frozenset())
-
-
 def test_only_repair_reads_every_byte(photos: Path, version: Path) -> None:
     make.flip_byte(make.shard_files(version)[3])
     make.flip_byte(version / "index/photos-train.tfrecord-00000-of-00002.idx")
@@ -90,6 +83,7 @@ OTHERS = ("class.labels.txt", "index/train.runs.npy")
 OF_SHARDS = (
     "index/photos-train.tfrecord-00000-of-00002.idx",
     "index/photos-validation.tfrecord-00001-of-00002.records.npy",
+    "photos-validation.tfrecord-00000-of-00002",
 )
 
 
@@ -99,40 +93,20 @@ def test_other_files_that_are_cut_missing_or_too_many_are_damage(photos: Path, o
         (version / name).write_bytes((version / name).read_bytes()[:-1])
     for name in ("features.json", "index/photos-train.tfrecord-00001-of-00002.idx"):
         (version / name).unlink()
+    (version / "rejects.jsonl").write_bytes(b"longer")
     for name in foreign:
         (version / name).write_bytes(b"left over")
-    corrupt = frozenset({("train", 0), ("train", 1), ("validation", 1)})
-    assert damage(photos, version) == CorruptFiles(corrupt, frozenset({*OTHERS, "features.json"}), frozenset(foreign))
+    corrupt = frozenset({("train", 0), ("train", 1), ("validation", 0), ("validation", 1)})
+    others = frozenset({*OTHERS, "features.json", "rejects.jsonl"})
+    assert damage(photos, version) == CorruptFiles(corrupt, others, frozenset(foreign))
     finished = assert_repaired(photos, version, original)
     told, warning = finished.err.splitlines()
     assert told.startswith(
-        "repairing 3 corrupt shards and 3 missing or corrupt files (class.labels.txt, features.json, "
+        "repairing 4 corrupt shards and 4 missing or corrupt files (class.labels.txt, features.json, "
     )
     assert told.endswith(" and 2 unexpected files (index/test.runs.npy, photos-train.tfrecord-00007-of-00009)")
     assert warning.startswith("warning: fewer than 5 records of 3 classes in split 'validation': ")
     assert finished.out.startswith(f"repaired {version}\n") and not (version.parent / "_state").exists()
-
-
-def test_the_first_flag_that_differs_and_how_many_more(photos: Path, version: Path) -> None:
-    with pytest.raises(UsageError, match=r"--jpeg_quality.*2 more flags differ"):
-        damage(photos, version, seed=1, jpeg_quality=10, resize_mode="crop")
-
-
-@pytest.mark.parametrize(("flag", "value", "flags"), [("name", "pics", ()), ("version", "2.0.0", ("--repair",))])
-def test_a_renamed_version_is_refused_and_left_alone(
-    photos: Path, version: Path, flag: str, value: str, flags: tuple[str, ...]
-) -> None:
-    output = version.parent.parent
-    moved = output / "pics" / "1.0.0" if flag == "name" else output / "photos" / value
-    moved.parent.mkdir(exist_ok=True)
-    version.rename(moved)
-    make.shard_files(moved)[0].write_bytes(b"cut")
-    before = make.traces(moved)
-    finished = make.job(photos, output, *make.TWO_SPLITS, f"--{flag}", value, *flags)
-    was = f"{moved} was published as photos/1.0.0, and its files say so"
-    line = f"error: --{flag} '{value}': {was}: give its folder that name again, or use --overwrite\n"
-    assert (finished.code, finished.err) == (2, line)
-    assert make.traces(moved) == before
 
 
 def test_another_class_folder_without_images_is_no_other_input(photos: Path, version: Path, tmp_path: Path) -> None:
@@ -171,17 +145,6 @@ def test_other_versions_of_codecs_are_fine_if_the_bytes_are_the_same(
     assert_repaired(photos, version, original)
 
 
-def test_a_version_of_a_newer_format_is_not_touched(photos: Path, version: Path) -> None:
-    manifest = make.manifest(version)
-    (version / schema.MANIFEST_FILE).write_bytes(seal_manifest({**manifest, "format_version": 2}))
-    before = make.traces(version)
-    for flag in ((), ("--repair",)):
-        finished = make.again(photos, version, *flag)
-        assert finished.code == 1, "--repair must not destroy what a newer release wrote"
-        assert "has format_version 2, this release reads 1" in finished.err
-        assert make.traces(version) == before
-
-
 def test_a_gzip_version_is_compared_and_repaired(photos: Path, tmp_path: Path) -> None:
     version = make.published(photos, tmp_path / "out", *make.TWO_SPLITS, "--compression", "gzip")
     before = Path(shutil.copytree(version, tmp_path / "before"))
@@ -197,6 +160,58 @@ def test_a_run_index_is_not_made_of_a_corrupt_record_table(photos: Path, origina
     finished = make.again(photos, version)
     assert (finished.code, finished.err.splitlines()[-1]) == (1, f"error: {table} is corrupt: use --repair")
     assert_repaired(photos, version, original, "--repair")
+
+
+def test_a_repair_does_not_believe_the_leftover_of_an_interrupted_one(
+    photos: Path, version: Path, original: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for shard in make.shard_files(version):
+        make.flip_byte(shard)
+    repaired: list[str] = []
+
+    def note(_: LocalStorage, file: object, url: str, *more: object) -> None:
+        if repaired:
+            raise RuntimeError("the machine goes away here")
+        repaired.append(url)
+
+    with monkeypatch.context() as patch:
+        make.before(patch, LocalStorage, "publish", note)
+        assert make.again(photos, version, "--repair").code == 1
+    make.flip_byte(Path(repaired[0]))  # corrupt once more, after the interrupted repair had repaired it
+    assert_repaired(photos, version, original, "--repair")
+
+
+def test_overwrite_that_fails_before_it_writes_leaves_the_published_version(
+    photos: Path, version: Path, tmp_path: Path
+) -> None:
+    folder = Path(shutil.copytree(photos, tmp_path / "in"))
+    for image in (folder / "bee").iterdir():
+        image.write_bytes(b"no image")
+    before = make.traces(version)
+    assert make.again(folder, version, "--overwrite").code == 1
+    assert make.traces(version) == before
+
+
+def test_a_stratified_version_is_recognised_refused_with_other_images_and_repaired(
+    photos: Path, tmp_path: Path
+) -> None:
+    folder = Path(shutil.copytree(photos, tmp_path / "in"))
+    command = (folder, tmp_path / "out", "--splits", "train=80,validation=20", "--num_shards", "2", "--stratify")
+    version = make.published(*command)
+    counts = {split: one["class_counts"] for split, one in make.manifest(version)["splits"].items()}
+    assert counts == {"train": [11, 10, 10], "validation": [3, 3, 3]}
+    files = make.files(version)
+    for flag in ((), ("--repair",)):
+        finished = make.job(*command, *flag)
+        assert finished.out.startswith(f"already published {version}, nothing written"), finished.err
+        assert "were touched" not in finished.err
+    make.shard_files(version)[0].unlink()
+    (version / schema.REJECTS_FILE).unlink()
+    assert make.job(*command).out.startswith("repaired")
+    assert make.files(version) == files
+    (folder / "ant" / "new.jpg").write_bytes(make.encoded(make.picture(seed=1000)))
+    assert "40 images were listed then, 41 now" in make.job(*command).err
+    assert f"--stratify False: {version} is published with True" in make.job(*command[:-1]).err
 
 
 @pytest.mark.parametrize("is_changed", [False, True])

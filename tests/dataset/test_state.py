@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import os
 import uuid
@@ -14,7 +13,7 @@ from msgspec.structs import replace
 from beam_pipeline import storage
 from beam_pipeline.config import Config
 from beam_pipeline.conversion.attempts import Attempts, sample_marker
-from beam_pipeline.dataset import answers, version
+from beam_pipeline.dataset import answers
 from beam_pipeline.dataset.claim import SupersededError
 from beam_pipeline.dataset.shard_files import ShardFiles
 from beam_pipeline.dataset.state import JobState
@@ -112,6 +111,17 @@ def test_overwrite_follows_the_link_of_a_version_and_none_inside_it(local: Confi
     assert files(local) == {*EMPTY, "notes/mine.txt", "index/mine.txt"}
 
 
+def test_overwrite_deletes_the_user_s_file_or_folder_in_the_place_of_a_file_or_folder_of_ours(
+    local: Config, tmp_path: Path
+) -> None:
+    version = Path(local.dataset_url)
+    for name in ("drafts/mine", "manifest.json/mine", "index"):
+        (version / name).parent.mkdir(parents=True, exist_ok=True)
+        (version / name).write_text("mine")
+    prepare(dataclasses.replace(local, overwrite=True), PLAN)
+    assert files(local) == EMPTY
+
+
 def test_an_overwrite_of_the_same_plan_stops_a_job_that_is_about_to_publish_it_again(config: Config) -> None:
     # The one that it shared the claim with has published, and was killed before it deleted the claim.
     joined = prepare(config, PLAN)
@@ -128,12 +138,22 @@ def test_an_overwrite_of_the_same_plan_stops_a_job_that_is_about_to_publish_it_a
         overwriting.check()
 
 
-def test_the_manifest_and_the_plan_go_before_the_shards(local: Config, monkeypatch: pytest.MonkeyPatch) -> None:
-    put(local, NAME.file, "manifest.json", "dataset_info.json", "../_state/1.0.0/plan.json")
-    deleted: list[str] = []
-    make.before(monkeypatch, LocalStorage, "delete", lambda _, url, *more: deleted.append(Path(url).name))
-    prepare(dataclasses.replace(local, overwrite=True), PLAN)
-    assert deleted == ["manifest.json", "dataset_info.json", "plan.json", NAME.file]
+def test_a_claim_is_there_first_and_the_manifest_and_the_plan_go_before_the_shards(
+    config: Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # After a kill at any step the claim, or else the manifest, says that the files are a job's.
+    put(config, NAME.file, "manifest.json", "dataset_info.json", "../_state/1.0.0/plan.json")
+    steps: list[tuple[str, str]] = []
+
+    def note(step: str) -> None:
+        store = type(storage.open_storage(config.output))
+        make.before(monkeypatch, store, step, lambda _, url, *more: steps.append((step, Path(url).name)))
+
+    note("write")
+    note("delete")
+    prepare(dataclasses.replace(config, overwrite=True), PLAN)
+    deleted = ("manifest.json", "dataset_info.json", "plan.json", NAME.file)
+    assert steps == [("write", "claim.json"), *(("delete", name) for name in deleted), ("write", "plan.json")]
 
 
 @pytest.mark.parametrize("repair", [False, True])
@@ -146,32 +166,6 @@ def test_a_version_that_another_job_published_meanwhile_is_left_alone(config: Co
     with pytest.raises(ImageShardsError, match=line):
         prepare(dataclasses.replace(config, repair=repair), PLAN)
     assert files(config) == {"photos/1.0.0/manifest.json", f"photos/1.0.0/{NAME.file}"}
-
-
-@pytest.mark.parametrize("steps", range(6))
-def test_a_kill_of_the_preparation_leaves_a_version_of_ours(
-    config: Config, steps: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    store, done = storage.open_storage(config.output), []
-    put(config, NAME.file, "manifest.json", "dataset_info.json")
-
-    class Killed(BaseException):
-        pass
-
-    def step(*_: object) -> None:
-        if len(done) == steps:
-            raise Killed
-        done.append(None)
-
-    def is_known() -> bool:
-        return JobState(config).exists() or store.stat(f"{config.dataset_url}/manifest.json") is not None
-
-    for owner, function in ((type(store), "write"), (type(store), "delete"), (version, "delete_tree")):
-        make.before(monkeypatch, owner, function, step)
-    with contextlib.suppress(Killed):
-        prepare(dataclasses.replace(config, overwrite=True), PLAN)
-    monkeypatch.undo()
-    assert is_known()
 
 
 # --- which files are a job's own

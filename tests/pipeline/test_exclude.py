@@ -286,15 +286,6 @@ def test_paths_without_an_image_are_counted_and_three_named(photos: Path, gone: 
     assert f"warning: {warning}\n" in finished.err
 
 
-def test_a_list_that_leaves_nothing_fails_as_an_empty_input(photos: Path, tmp_path: Path) -> None:
-    folder, gone = Path(shutil.copytree(photos, tmp_path / "in")), tmp_path / "gone.txt"
-    gone.write_text("\n".join(make.files(folder)))
-    finished = make.job(folder, tmp_path / "out", "--exclude", gone)
-    line = f"error: the input has no image: --exclude '{gone}' leaves out all 40: nothing is written\n"
-    assert (finished.code, finished.err) == (1, line)
-    assert not (tmp_path / "out").exists()
-
-
 @pytest.mark.parametrize("change", ["gone", "changed", "malformed"])
 def test_a_worker_that_finds_another_list_fails_with_one_line(
     change: str, photos: Path, gone: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
