@@ -104,8 +104,15 @@ def test_a_plan_s_work_is_its_sample_s_times_the_images_and_less_with_a_base() -
     ]
 
 
-def test_hidden_files_alone_are_nothing_to_tell() -> None:
+def test_files_that_are_skipped_are_told_by_kind_but_not_hidden_ones_that_are_no_images() -> None:
     assert lines(manifest(run={"skipped": {"hidden": 9, "suffixes": {}}})) == lines(manifest())
+    kinds = dict.fromkeys(("hidden", "hidden_images", "hidden_folders", "outside_classes"), 1)
+    told = lines(manifest(run={"skipped": {**kinds, "suffixes": {".txt": 1, ".JPX": 2}}}))
+    assert {line for line in told if "skipped" in line} == {
+        "  3 files skipped: not an image suffix (.JPX 2, .txt 1), see --extensions",
+        "  1 image skipped: not inside a class folder",
+        *(f"  1 {what} skipped: hidden, or in a system's folder" for what in ("image", "folder")),
+    }
 
 
 def test_images_that_were_not_encoded_again_are_told() -> None:

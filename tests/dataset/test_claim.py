@@ -282,65 +282,23 @@ def test_a_killed_command_s_claim_on_a_version_that_is_published_goes_with_the_n
     assert not JobState(after).has_leftovers()
 
 
-# --- commands
-
-HOLD = """
-import sys, time
-from beam_pipeline.config import Config
-from beam_pipeline.dataset import claim
-from beam_pipeline.dataset.claim import VersionLock
-lock = VersionLock(Config(input="/in", output=sys.argv[1], name="photos"))
-lock.acquire()
-print("held", flush=True)
-time.sleep(600)
-"""
-# Nothing large is imported by a command that is refused, which so ends in its first second.
-WRITE = """
-import sys
-from beam_pipeline.cli.main import main
-code = main(sys.argv[1:])
-sys.exit(99 if "apache_beam" in sys.modules else code)
-"""
+# --- commands: what they say is in tests/cli/messages.txt
 
 
-def holder(output: Path) -> subprocess.Popen[str]:
-    """A process that has taken the lock."""
-    child = subprocess.Popen([sys.executable, "-c", HOLD, str(output)], stdout=subprocess.PIPE, text=True)
-    assert child.stdout is not None
-    assert child.stdout.readline() == "held\n"
-    return child
+def test_a_command_that_is_refused_ends_before_it_imports_beam(photos: Path, tmp_path: Path) -> None:
+    program = 'import sys; from beam_pipeline.cli.main import main; print(main(), "apache_beam" in sys.modules)'
+    arguments = ["--input", str(photos), "--output", str(tmp_path), "--name", "photos"]
+    (first := lock(tmp_path)).acquire()
+    done = subprocess.run([sys.executable, "-c", program, *arguments], stdout=subprocess.PIPE, text=True)
+    first.release()
+    assert done.stdout == "1 False\n"
 
 
-@pytest.fixture(scope="module")
-def few(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make.class_folders(tmp_path_factory.mktemp("few"), {"ant": 3})
-
-
-COMMANDS = ((), ("--overwrite",), ("--repair",), ("--seed", "1"))
-
-
-def test_no_command_touches_a_local_version_that_another_one_writes(few: Path, tmp_path: Path) -> None:
-    version = make.published(few, tmp_path)
-    (version / "features.json").unlink()
-    with holder(tmp_path) as child:
-        for is_published in (True, False):
-            before = make.files(tmp_path)
-            for flags in COMMANDS if is_published else [("--restart",)]:
-                arguments = ["--input", str(few), "--output", str(tmp_path), "--name", "photos", *flags]
-                ended = subprocess.run([sys.executable, "-c", WRITE, *arguments], capture_output=True, text=True)
-                assert (ended.returncode, ended.stdout, ended.stderr.count("\n")) == (1, "", 1), ended.stderr
-                assert f"is being written by another job (process {child.pid} on " in ended.stderr
-                assert make.files(tmp_path) == before
-            if is_published:
-                (version / "manifest.json").unlink()
-        assert make.job(few, tmp_path, "--preflight", "--repair").code == 0, "what only reads may run"
-        assert make.job(few, tmp_path, "--plan_only").code == 0
-        child.kill()
-    for flags in (("--repair",), ("--restart",)):
-        (version / "features.json").unlink(missing_ok=True)
-        assert make.job(few, tmp_path, *flags).code == 0
-        assert (version / "features.json").exists()
-        assert not (tmp_path / "photos/_state").exists()
+@pytest.mark.parametrize("flag", ["--preflight", "--plan_only"])
+def test_what_only_reads_may_run_beside_a_command_that_writes(photos: Path, tmp_path: Path, flag: str) -> None:
+    (first := lock(tmp_path)).acquire()
+    assert make.job(photos, tmp_path, flag).code == 0
+    first.release()
 
 
 def test_a_run_survives_copies_of_its_configuration_and_is_no_part_of_it() -> None:

@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 import random
 import shutil
-import subprocess
-import sys
 import unicodedata
 from collections import Counter
 from collections.abc import Iterator
@@ -28,8 +26,7 @@ from beam_pipeline.schema.job import Run
 from beam_pipeline.storage import ListedFile
 from beam_pipeline.storage.local import LocalStorage
 from tests import make
-from tests.make import ODD_NAMES
-from tests.servers import S3, Gcs, Request
+from tests.servers import Bucket, Gcs, Request
 
 FLAGS = ("--splits", "train=0.8,validation=0.2", "--num_shards", "train=3,validation=1", "--max_reject_fraction", "0.1")
 
@@ -66,53 +63,14 @@ def test_a_copy_with_other_times_by_relative_paths_from_another_folder_listed_sh
     [
         ("--runner=DirectRunner", "--fetch_concurrency=1", "--decode_threads=1"),
         ("--direct_running_mode=multi_threading", "--direct_num_workers=3", "--fetch_concurrency=3"),
+        ("--direct_running_mode=multi_processing", "--direct_num_workers=2"),
     ],
     ids=" ".join,
 )
-def test_other_runners_and_threads(
+def test_other_runners_threads_and_worker_processes(
     folder: Path, reference: dict[str, bytes], tmp_path: Path, flags: tuple[str, ...]
 ) -> None:
     assert make.same_each_time(make.published(folder, tmp_path, *FLAGS, *flags)) == reference
-
-
-# A process in which TensorFlow can't be imported, and which notes that it lived: it is put before every process of the
-# job, workers included, as Python's own hook for that.
-NO_TENSORFLOW = """
-import os, sys
-from importlib.abc import MetaPathFinder
-
-class Refuse(MetaPathFinder):
-    def find_spec(self, name, path, target=None):
-        if name.partition(".")[0] in ("tensorflow", "tensorflow_datasets", "keras"):
-            note("imported")
-            raise ImportError("this process must not import " + name)
-
-def note(what):
-    with open(os.path.join(os.environ["NOTES"], f"{os.getpid()}-{what}"), "w") as file:
-        file.write(" ".join(sys.orig_argv))
-
-sys.meta_path.insert(0, Refuse())
-note("lived")
-"""
-
-
-def test_worker_processes_write_the_same_and_none_imports_tensorflow(
-    folder: Path, reference: dict[str, bytes], tmp_path: Path
-) -> None:
-    notes = tmp_path / "notes"
-    notes.mkdir()
-    (tmp_path / "sitecustomize.py").write_text(NO_TENSORFLOW)
-    command = [sys.executable, "-m", "beam_pipeline", f"--input={folder}", "--output=out", "--name=photos"]
-    command += ["--image_size=24", *FLAGS, "--direct_running_mode=multi_processing", "--direct_num_workers=2"]
-    environment = {**os.environ, "PYTHONPATH": f"{tmp_path}{os.pathsep}{make.ROOT}", "NOTES": str(notes)}
-    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr
-    assert "Traceback" not in done.stderr
-    lived = {path.name: path.read_text() for path in notes.iterdir()}
-    assert not [name for name in lived if name.endswith("imported")]
-    workers = [name for name, arguments in lived.items() if "apache_beam.runners.worker.sdk_worker_main" in arguments]
-    assert len(workers) == 2, lived
-    assert make.same_each_time(tmp_path / "out" / "photos" / "1.0.0") == reference
 
 
 # --- gs://, s3://
@@ -170,33 +128,28 @@ def test_no_request_of_a_healthy_job_is_repeated_or_fails(remote: Remote) -> Non
     assert len(uploads) == shards + sidecars + others + notes + indexes + metadata
 
 
-def test_s3_in_and_out(s3: S3, folder: Path, reference: dict[str, bytes]) -> None:
-    bucket = s3.new_bucket()
+@pytest.mark.parametrize("bucket", ["s3", "az"], indirect=True)
+def test_from_and_to_other_stores_which_the_same_command_compares_repairs_and_overwrites(
+    bucket: Bucket, folder: Path, reference: dict[str, bytes]
+) -> None:
+    # Listings, reads and conditional writes agree on what an object's etag is.
     for name, data in make.files(folder).items():
-        s3.put(bucket, f"in/{name}", data)
-    finished = make.job(f"s3://{bucket}/in", f"s3://{bucket}/out", *FLAGS)
-    assert finished.code == 0, finished.err
-    url = f"s3://{bucket}/out/photos/1.0.0"
+        bucket.put(f"in/{name}", data)
+    command, url = (f"{bucket.url}/in", f"{bucket.url}/out", *FLAGS), f"{bucket.url}/out/photos/1.0.0"
     store = storage.open_storage(url)
-    found = {file.path: store.read(storage.join(url, file.path)) for file in store.files(url)}
-    del found["run.json"]
-    assert found == reference
+    for flags, outcome in (((), "published"), ((), "already published"), (("--overwrite",), "published")):
+        finished = make.job(*command, *flags)
+        assert finished.out.startswith(f"{outcome} {url}"), finished.err
+    store.delete(f"{url}/photos-train.tfrecord-00001-of-00003")
+    finished = make.job(*command)
+    assert finished.out.startswith(f"repaired {url}"), finished.err
+    found = {file.path: store.read(storage.join(bucket.url, file.path)) for file in store.files(bucket.url)}
+    version = {name.removeprefix("out/photos/1.0.0/"): data for name, data in found.items() if name[:3] == "out"}
+    del version["run.json"]
+    assert version == reference, "nothing else is there"
 
 
 # --- odd names through a complete job
-
-
-def test_odd_names_become_records(gcs: Gcs, tmp_path: Path) -> None:
-    names = [name for name in ODD_NAMES if name.endswith(".jpg")]
-    folder, bucket = tmp_path / "in" / "größe [a]", gcs.new_bucket()
-    for number, name in enumerate(names):
-        (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        (folder / name).write_bytes(make.encoded(make.picture(seed=number)))
-    gcs.put_folder(bucket, "in", tmp_path / "in")
-    local = make.published(tmp_path / "in", tmp_path / "out")
-    remote = make.published(f"gs://{bucket}/in", tmp_path / "remote")
-    assert make.manifest(local)["records"] == len(names)
-    assert make.same_each_time(remote) == make.same_each_time(local)
 
 
 def test_odd_local_names_become_records_and_twins_in_both_normal_forms_follow_each_other(tmp_path: Path) -> None:

@@ -205,5 +205,8 @@ def test_counters_have_units_and_add_up(photos: Path, tmp_path: Path, monkeypatc
         elements.SOURCE_BYTES: source_bytes,
         elements.WRITTEN_BYTES: sum(path.stat().st_size for path in make.shard_files(version)),
     }
+    skipped = json.loads((version / "run.json").read_bytes())["skipped"]
+    others = dict.fromkeys(("hidden", "hidden_folders", "links"), 0)
+    assert skipped == {"hidden_images": 1, "outside_classes": 1, "suffixes": {".txt": 1}, **others}
     (msec,) = (one for one in found["distributions"] if one.key.metric.name == elements.SHARD_MSEC)
     assert msec.committed.count == 2
