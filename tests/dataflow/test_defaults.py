@@ -6,6 +6,7 @@ import dataclasses
 import io
 import tarfile
 from math import ceil
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from hypothesis import strategies as st
 
 from beam_pipeline.cli import dataflow
 from beam_pipeline.config import Config
+from beam_pipeline.inputs.exclude import checked
 from tests.dataflow.cloud import Cloud
 from tests.make import ROOT
 from tests.test_packaging import modules
@@ -117,9 +119,14 @@ def test_a_machine_type_that_does_not_tell_its_cores_and_workers_that_would_be_i
     assert last == "  up to 33 workers of 4 cores, 132 shards at a time; the job has 130 shards"
 
 
-def test_the_label_tells_jobs_of_one_name_apart() -> None:
-    labels = {dataflow.label(config(**more)) for more in ({}, {"seed": 1}, {"output": "gs://b"}, {"input": "gs://c"})}
-    assert len(labels) == 4
+def test_the_label_tells_jobs_of_one_name_apart(tmp_path: Path) -> None:
+    lists = {name: tmp_path / f"{name}.txt" for name in ("a", "moved", "other")}
+    for name, text in (("a", "cat/0.jpg"), ("moved", "cat/0.jpg"), ("other", "cat/5.jpg")):
+        lists[name].write_text(text)
+    of_lists = {name: dataflow.label(checked(config(exclude=file))) for name, file in lists.items()}
+    more = ({}, {"seed": 1}, {"output": "gs://b"}, {"input": "gs://c"}, {"plan_only": True})
+    labels = {dataflow.label(config(**one)) for one in more} | {*of_lists.values()}
+    assert len(labels) == 7 and of_lists["a"] == of_lists["moved"]
     assert dataflow.label(config(fetch_concurrency=3)) in labels, "how it goes about it doesn't count"
     assert dataflow.label(dataclasses.replace(config(), labels=("ant", "bee"))) in labels, "files aren't read for it"
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-import signal
-import traceback
 from contextlib import redirect_stderr
 from typing import Any
 
@@ -18,9 +16,9 @@ from beam_pipeline import storage
 from beam_pipeline.cli import dataflow
 from beam_pipeline.conversion import fetch
 from tests import make
-from tests.dataflow.api import FakeDataflow, Message, Step
+from tests.dataflow.api import FakeDataflow, Step
 from tests.dataflow.cloud import IMAGE, Cloud, told
-from tests.dataflow.test_watch import FAILURES, FOUND, ID, LAST, RUNS_ON, SUBMITTED, without_times
+from tests.dataflow.test_watch import FAILURES, FOUND, ID, RUNS_ON, SUBMITTED, without_times
 from tests.servers import RESET
 
 PERHAPS = "job 'imageshards-photos-1-0-0' may be running: the same command finds it or submits it"
@@ -53,33 +51,6 @@ def test_one_command_submits_watches_and_sums_up_what_was_published(api: FakeDat
     assert len(api.jobs) == 1
 
 
-def test_a_job_that_failed_is_submitted_again_by_the_same_command_and_goes_on(api: FakeDataflow, one: Cloud) -> None:
-    bad = (one.source.removeprefix("gs://"), "class_0/bad.jpg")
-    one.gcs.put(*bad, b"bad")
-
-    def fail() -> None:
-        with pytest.raises(Exception, match="rejected") as raised:
-            one.work()
-        trace = "".join(traceback.format_exception(raised.value))
-        text = f"Error message from worker: generic::unknown: {trace}\npassed through:\n==>\n  x.cc:1"
-        failed.messages = (Message("ERROR", text), LAST)
-
-    failed = Step("FAILED", act=fail)
-    api.steps = [Step("RUNNING"), failed]
-    finished = one.run("--max_reject_fraction=0")
-    rejected = (
-        "1 of 11 images rejected, --max_reject_fraction is 0: the first is 'class_0/bad.jpg' (not_an_image: 3 bytes, "
-        f"beginning 626164); see imageshards rejects {one.version}, remove them or raise --max_reject_fraction"
-    )
-    assert f"12:04:30 error: {rejected}" in told(finished.err), "a message has its own time, whenever it is read"
-    ended = ["running", "failed", f"error: {rejected}", f"error: {LAST.text}", f"error: {rejected}"]
-    assert (finished.code, without_times(told(finished.err))) == (1, [*SUBMITTED, *ended])
-    one.gcs.put(*bad, make.encoded(make.picture()))
-    api.steps = [Step("DONE", act=one.work)]
-    finished = one.run("--max_reject_fraction=0")
-    assert (finished.code, finished.out.partition("\n")[0]) == (0, f"published {one.version}")
-
-
 def test_a_job_that_another_command_submitted_meanwhile_is_watched_or_left_alone(api: FakeDataflow, one: Cloud) -> None:
     def be_faster(content: dict[str, Any]) -> None:
         api.before_create = None
@@ -94,20 +65,6 @@ def test_a_job_that_another_command_submitted_meanwhile_is_watched_or_left_alone
     assert finished.code == 1
     others = f"error: job {ID[:-1]}2 runs under the name 'imageshards-photos-1-0-0' with"
     assert told(finished.err)[1].startswith(others)
-
-
-@pytest.mark.soak
-def test_ctrl_c_while_the_job_is_submitted_says_what_may_have_happened(api: FakeDataflow, one: Cloud) -> None:
-    with one.start() as process:
-
-        def interrupt(_: dict[str, Any]) -> None:
-            process.send_signal(signal.SIGINT)
-            process.wait(timeout=60)  # the answer never comes
-
-        api.before_create = interrupt
-        out, err = process.communicate(timeout=60)
-    line = f"error: interrupted; {PERHAPS}"
-    assert (process.returncode, out, told(err)) == (1, "", [BEGIN, line])
 
 
 def test_two_datasets_with_the_same_options_are_two_jobs(api: FakeDataflow, one: Cloud) -> None:
@@ -222,22 +179,3 @@ def test_a_process_decodes_with_few_threads_as_there_is_one_for_each_core(
     finished = one.run(*flags)
     assert (finished.code, used) == (0, {threads})
     assert ("  --decode_threads=2" in finished.err.splitlines()) is (not flags)
-
-
-def test_another_list_of_images_to_leave_out_is_another_job_and_workers_read_it(api: FakeDataflow, one: Cloud) -> None:
-    bucket = one.source.removeprefix("gs://")
-    for name, text in (("a.txt", "class_0/0.jpg\n"), ("moved.txt", "class_0/0.jpg\n"), ("other.txt", "class_0/5.jpg")):
-        one.gcs.put(bucket, name, text.encode())
-    listed, moved, other = (f"--exclude={one.source}/{name}" for name in ("a.txt", "moved.txt", "other.txt"))
-    assert one.run(listed, "--detach").code == 0
-    api.go_on(ID, Step("RUNNING"))
-    assert told(one.run(moved, "--detach").err) == [FOUND, RUNS_ON]
-    for more in ([other], []):
-        refused = one.run(*more, "--detach")
-        assert refused.code == 1 and " runs under the name 'imageshards-photos-1-0-0' with another " in refused.err
-    assert one.run(moved, "--preflight").code == 0
-    assert one.work()["images-excluded"] == 1
-    api.go_on(ID, Step("DONE"))
-    again = one.run(moved)
-    assert again.code == 0 and f"\n  1 image excluded by {one.source}/a.txt\n" in again.out, again
-    assert json.loads(one.gcs.get(one.bucket, "datasets/photos/1.0.0/manifest.json"))["images"] == 9

@@ -100,6 +100,11 @@ def watched(submitted: Watched) -> Watched:
     return submitted
 
 
+def test_a_message_has_its_own_time_whenever_it_is_read(watched: Watched) -> None:
+    watched.api.go_on(ID, Step("RUNNING"), Step("FAILED", (OTHERS,)))
+    assert "12:04:30 error: OSError: [Errno 28] No space left on device" in told(watched.run().err)
+
+
 def test_states_warnings_and_errors_are_told_once(watched: Watched) -> None:
     slow, other = Message("WARNING", "A worker is slow.\nSee the log."), Message("WARNING", "Another one.")
     first = Step("RUNNING", (slow, Message("BASIC", "Autoscaling: raised the number of workers"), OTHERS))

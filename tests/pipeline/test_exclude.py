@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import subprocess
-import sys
 import unicodedata
 from collections.abc import Callable
 from pathlib import Path
@@ -182,19 +180,6 @@ def test_a_bucket_s_images_and_a_list_in_it_by_full_urls(
 # --- engines
 
 
-@pytest.mark.soak
-def test_worker_processes_read_the_list(photos: Path, gone: Path, expected: dict[str, Any], tmp_path: Path) -> None:
-    gone.write_text(GROUPS + "".join(line(f"ant/{name}.jpg") for name in "zyxwv"))
-    command = [sys.executable, "-m", "beam_pipeline", f"--input={photos}", f"--output={tmp_path}/out", "--name=photos"]
-    command += ["--image_size=24", *SPLITS, f"--exclude={gone}", "--direct_running_mode=multi_processing"]
-    done = subprocess.run([*command, "--direct_num_workers=2"], capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stderr
-    assert same_but_for_the_list(tmp_path / "out/photos/1.0.0") == expected
-    in_process = make.job(photos, tmp_path / "other", *SPLITS, "--exclude", gone)
-    assert in_process.err == done.stderr, "the same three whichever worker listed what"
-    assert excluded(tmp_path / "other/photos/1.0.0") == excluded(tmp_path / "out/photos/1.0.0")
-
-
 def test_transforms_in_a_pipeline_leave_them_out(
     options: PipelineOptions, photos: Path, gone: Path, expected: dict[str, Any], tmp_path: Path
 ) -> None:
@@ -224,16 +209,6 @@ def test_the_graph_does_not_hold_the_list(photos: Path, tmp_path: Path) -> None:
 # --- versions
 
 
-def test_a_cleaned_version_takes_the_other_images_from_the_one_before(
-    photos: Path, gone: Path, expected: dict[str, Any], tmp_path: Path
-) -> None:
-    make.published(photos, tmp_path, *SPLITS)
-    finished = make.job(photos, tmp_path, *SPLITS, "--version", "1.0.1", "--exclude", gone)
-    assert "\n  0 converted, 25 reused from 1.0.0, 15 removed\n" in finished.out, finished
-    shards = [(path.name, path.read_bytes()) for path in make.shard_files(tmp_path / "photos/1.0.1")]
-    assert dict(shards) == {name: expected[name] for name, _ in shards}
-
-
 def test_a_published_version_is_that_of_its_list_wherever_it_is(photos: Path, gone: Path, tmp_path: Path) -> None:
     version, moved = make.published(photos, tmp_path, *SPLITS, "--exclude", gone), tmp_path / "moved.jsonl"
     before, sha256 = make.files(version), make.manifest(version)["configuration"]["exclude"]
@@ -241,10 +216,6 @@ def test_a_published_version_is_that_of_its_list_wherever_it_is(photos: Path, go
     again = make.job(photos, tmp_path, *SPLITS, "--exclude", moved)
     assert again.code == 0 and again.out.startswith("already published "), again
     assert f"\n  15 images excluded by {gone}\n" in again.out, "as run.json says"
-    make.flip_byte(make.shard_files(version)[0])
-    repaired = make.job(photos, tmp_path, *SPLITS, "--exclude", moved, "--repair")
-    assert repaired.code == 0 and repaired.out.startswith("repaired "), repaired
-    assert make.files(version) == before
 
     is_published = f"{version} is published with"
     choose = "choose --version 1.0.1 or --overwrite"
