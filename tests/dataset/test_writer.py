@@ -22,7 +22,7 @@ from beam_pipeline.dataset import writer
 from beam_pipeline.dataset.claim import SupersededError
 from beam_pipeline.dataset.shard_files import ShardFiles
 from beam_pipeline.dataset.state import JobState
-from beam_pipeline.dataset.writer import ClaimedPlan, Finished, ShardWriter, index_text
+from beam_pipeline.dataset.writer import ClaimedPlan, Finished, ShardWriter
 from beam_pipeline.errors import ImageShardsError, Reject
 from beam_pipeline.inputs.folders import all_images
 from beam_pipeline.inputs.references import ImageRef
@@ -121,17 +121,6 @@ def test_a_sidecar_says_what_is_in_the_shard(job: Job) -> None:
     assert counts.min_size == counts.max_size == (24, 24)
     assert sidecar.index
     assert (sidecar.index.bytes, sidecar.index.sha256) == (len(index), hashlib.sha256(index).hexdigest())
-
-
-def test_the_text_index_leads_to_every_record(job: Job) -> None:
-    job.write()
-    data = job.shard.read_bytes()
-    places = [tuple(map(int, line.split())) for line in job.index.read_text().splitlines()]
-    assert [data[offset : offset + length] for offset, length in places] == list(
-        map(schema.frame, schema.unframe(data))
-    )
-    assert sum(length for _, length in places) == len(data)
-    assert (index_text([20, 300, 16]), index_text([])) == (b"0 20\n20 300\n320 16\n", b"")
 
 
 # --- finished shards

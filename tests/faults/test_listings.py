@@ -16,12 +16,19 @@ from tests.faults.proxy import Proxy, _Handler
 from tests.servers import S3, Gcs, serving
 
 PAGE = 2
+LISTING = b"""<?xml version="1.0" encoding="UTF-8"?><ListBucketResult><Name>bucket</Name><Prefix>x/</Prefix>
+<KeyCount>1</KeyCount><IsTruncated>false</IsTruncated><Contents><Key>x/1.jpg</Key><Size>7</Size><ETag>"e"</ETag>
+<LastModified>2024-01-01T00:00:00.000Z</LastModified></Contents></ListBucketResult>"""
 BODIES = [
     b"<?xml version='1.0'?><Error><Code>InternalError</Code><Message>try again</Message></Error>",
     b"<html>oops</html>",
     b'{"error": {"code": 503}}',
     b"{}",
     b"[]",
+    b"",
+    LISTING[:200],
+    LISTING.replace(b"</Key>", b"</Ke{>"),
+    LISTING.replace(b">7<", b">w<"),
 ]
 IMAGES = {"a": 5, **dict.fromkeys("bcd", 1)}  # three pages of images; two of folders, and the last of them is full
 

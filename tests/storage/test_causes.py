@@ -7,7 +7,6 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from itertools import islice
 from pathlib import Path
 from unittest.mock import Mock
 
@@ -114,23 +113,6 @@ ENDED = {
 }
 
 
-LISTING = """<?xml version="1.0" encoding="UTF-8"?><ListBucketResult><Name>bucket</Name><Prefix>x/</Prefix>
-<KeyCount>1</KeyCount><IsTruncated>false</IsTruncated><Contents><Key>x/1.jpg</Key><Size>7</Size><ETag>"e"</ETag>
-<LastModified>2024-01-01T00:00:00.000Z</LastModified></Contents></ListBucketResult>"""
-
-
-@pytest.mark.parametrize("ask", ["names", "files"])
-@pytest.mark.parametrize(
-    "corrupt", ["", LISTING[:200], LISTING.replace("</Key>", "</Ke{>"), LISTING.replace(">7<", ">w<")]
-)
-def test_a_listing_that_arrives_corrupt_is_asked_again(ask: str, corrupt: str, reach: Reach) -> None:
-    with telling(Answer(BODY, words=corrupt), Answer(BODY, words=LISTING), Answer(BODY, words="<html>")) as server:
-        reach(server.url)
-        (listed,) = islice(getattr(open_storage("s3://bucket/x", 30), ask)("s3://bucket/x"), 1)
-        assert getattr(listed, "path", listed) == "1.jpg"
-        assert "the listing is corrupt" in line("s3", server, 0.3, "names"), "and not for ever"
-
-
 @pytest.mark.parametrize("ask", ["names", "files"])
 def test_an_empty_folder_is_empty_for_an_account_that_may_not_list_the_folder_above(ask: str, reach: Reach) -> None:
     nothing = "<ListBucketResult><KeyCount>0</KeyCount><IsTruncated>false</IsTruncated></ListBucketResult>"
@@ -184,15 +166,6 @@ def test_only_a_job_is_told_how_to_resume(
         reach(server.url)
         assert "the same command resumes" in line(scheme, server, 0.2)
         assert "resume" not in (said := line(scheme, server, None)) and "deadline" not in said
-
-
-@pytest.mark.parametrize("scheme", URLS)
-def test_no_network_is_one_line(scheme: str, reach: Reach) -> None:
-    with telling(Answer(200)) as server:
-        pass
-    reach(server.url)  # where nobody listens any more
-    said = line(scheme, server, 0.3)
-    assert said.startswith("no success for 0 s: no connection (127.0.0.1:") and "; check the URL and the netw" in said
 
 
 @pytest.mark.parametrize("scheme", URLS)

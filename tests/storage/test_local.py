@@ -230,31 +230,6 @@ def test_of_a_link_only_the_link_is_deleted(tmp_path: Path) -> None:
     assert os.listdir(tmp_path) == ["disk"]
 
 
-def test_a_file_is_created_once_and_replaced_and_deleted_only_as_it_was_found(tmp_path: Path) -> None:
-    url = str(tmp_path / "x")
-
-    def generation() -> str:
-        found = STORE.stat(url)
-        assert found
-        return found.generation
-
-    assert STORE.create(url, b"1") and STORE.create(url, b"1"), "the content is there"
-    assert not STORE.create(url, b"2")
-    first = generation()
-    assert STORE.write(url, b"2", first)
-    assert not STORE.write(url, b"3", first)
-    STORE.delete(url, first)
-    with open(tmp_path / "temporary", "xb") as file:
-        file.write(b"4")
-        assert not STORE.publish(file, url, "") and not STORE.publish(file, url, first)
-        assert STORE.read(url) == b"2"
-        assert STORE.publish(file, url, generation())
-    STORE.delete(url, generation())
-    STORE.delete(url, first)
-    assert not STORE.write(url, b"5", first), "it is gone"
-    assert os.listdir(tmp_path) == []
-
-
 @pytest.mark.parametrize("change", ["create", "replace"])
 def test_of_many_threads_one_creates_or_replaces_a_file(tmp_path: Path, change: str) -> None:
     url, done = str(tmp_path / "folder" / "x"), []
