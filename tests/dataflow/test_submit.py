@@ -94,21 +94,16 @@ STEPS = {
 }
 
 
-def test_what_is_posted_names_steps_machines_image_and_labels_and_has_one_size_for_10_and_100_000_images(
+def test_what_is_posted_names_steps_image_and_labels_and_has_one_size_for_10_and_100_000_images(
     one: Cloud,
 ) -> None:
-    flags = [
-        *("--machine_type=n2d-standard-8", "--max_num_workers=7", "--disk_size_gb=60", "--num_workers=3"),
-        *("--number_of_worker_harness_threads=2", "--service_account_email=me@example.com", "--no_use_public_ips"),
-        *("--subnetwork=regions/europe-west4/subnetworks/inside", "--labels=team=imageshards", "--detach"),
-    ]
     posted = []
     for images in (10, 100_000):
         rows = "".join(f"class_{number % 5}/{number:06d}.jpg,label_{number % 5}\n" for number in range(images))
         output, manifest = f"out-of-{images}-images", f"{images}.csv"
         one.gcs.put(one.bucket, manifest, f"path,label\n{rows}".encode())
         given = (f"--output=gs://{one.gcs.new_bucket(output)}", f"--seed={images}", "--layout=manifest")
-        finished = one.run(*flags, *given, f"--manifest=gs://{one.bucket}/{manifest}")
+        finished = one.run("--labels=team=imageshards", "--detach", *given, f"--manifest=gs://{one.bucket}/{manifest}")
         assert finished.code == 0, finished.err
         (job,) = one.api.jobs.values()
         one.api.jobs.clear()
@@ -122,13 +117,7 @@ def test_what_is_posted_names_steps_machines_image_and_labels_and_has_one_size_f
     assert few["labels"].keys() == {dataflow.LABEL, "team"}
     assert few["labels"][dataflow.LABEL] != many["labels"][dataflow.LABEL]
     (workers,) = few["environment"]["workerPools"]
-    assert workers.items() >= {
-        "machineType": "n2d-standard-8", "diskSizeGb": 60, "numWorkers": 3, "numThreadsPerWorker": 2,
-        "workerHarnessContainerImage": "registry/image:1", "subnetwork": "regions/europe-west4/subnetworks/inside",
-        "ipConfiguration": 2,  # private
-    }.items()  # fmt: skip
-    assert workers["autoscalingSettings"]["maxNumWorkers"] == 7
-    assert few["environment"]["serviceAccountEmail"] == "me@example.com"
+    assert workers["workerHarnessContainerImage"] == "registry/image:1"
     assert "pickled_main_session" not in [package["name"] for package in workers.get("packages", ())]
     graph = beam_runner_api_pb2.Pipeline.FromString(few_graph)
     names = {transform.unique_name for transform in graph.components.transforms.values()}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import io
 import os
 import re
@@ -16,8 +15,6 @@ import google_crc32c
 import pytest
 
 from beam_pipeline import storage
-from beam_pipeline.config import Config
-from beam_pipeline.dataset.claim import Claim
 from beam_pipeline.errors import StorageError
 from beam_pipeline.storage import gs
 from tests import make
@@ -71,17 +68,6 @@ def test_every_kind_of_request_survives_every_fault(
         store.delete(f"{place}/out/{name}")
     assert not [name for name in gcs.names(bucket) if name.startswith("out/")]
     assert failing.happened[fault] > 5
-
-
-def test_the_lost_answer_to_a_claim_is_no_refusal(gcs: Gcs, through: Through) -> None:
-    config = Config(input="/in", output=f"gs://{gcs.new_bucket()}", name="photos")
-    failing = through(0.7, faults=(proxy.LOSE,))
-    assert not Claim(config).acquire("plan")[1]
-    other = Claim(dataclasses.replace(config, restart=True).in_run(id="other"))
-    assert other.acquire("another plan") == ("other", True)
-    writer = other.holder()
-    assert writer is not None and (writer.run, writer.plan) == ("other", "another plan")
-    assert failing.happened[proxy.LOSE]
 
 
 Uploads = Callable[..., AbstractContextManager[resumable.UploadServer]]
@@ -140,17 +126,6 @@ def test_an_upload_of_which_nothing_more_arrives_ends_at_the_deadline(how: str, 
             upload(bytes(9 << 20), 1)
     assert server.objects == {}
     assert server.received < 100 << 20, "repeated without a pause"
-
-
-# Others: tests/storage/test_causes.py
-@pytest.mark.parametrize("fault", [proxy.DROP, proxy.TRUNCATE], ids=["drop", "truncate"])
-def test_a_request_that_always_fails_ends_at_the_deadline_with_one_line(gcs: Gcs, through: Through, fault: str) -> None:
-    gcs.put(bucket := gcs.new_bucket(), "x", b"content")
-    failing = through(1.0, faults=(fault,))
-    line = rf"^gs://{bucket}/x: no success for 1 s: .*; the same command resumes, --io"
-    with pytest.raises(StorageError, match=line):
-        storage.open_storage("gs://x", 1.0).read(f"gs://{bucket}/x")
-    assert failing.requests < 20, "50 in 5 s"
 
 
 # --- a complete job
@@ -228,29 +203,3 @@ def test_a_full_disk_ends_the_job_with_one_line_and_the_same_command_resumes(pho
         assert "read-only" in finished.err.lower()
     finally:
         subprocess.run(["umount", str(small)], check=True)
-
-
-@pytest.mark.parametrize(("kind", "strict"), [("vanished", False), ("changed", True)])
-def test_an_image_that_is_not_as_listed_is_a_reject_or_with_strict_an_error(
-    gcs: Gcs, photos: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, kind: str, strict: bool
-) -> None:
-    gcs.put_folder(bucket := gcs.new_bucket(), "in", photos)
-    read = gs.GoogleStorage.read
-    path = "ant/0003.jpg"
-
-    def change_first(self: gs.GoogleStorage, url: str, *_: object) -> None:
-        """Somebody else's hand, between the listing and the first read."""
-        if url.endswith(path):
-            self.delete(url) if kind == "vanished" else self.write(url, read(self, url)[:-1] + b"x")
-
-    make.before(monkeypatch, gs.GoogleStorage, "read", change_first)
-    flags = ("--max_reject_fraction", "0.1", *(["--strict"] if strict else []))
-    finished = make.job(f"gs://{bucket}/in", tmp_path, *flags)
-    if strict:
-        assert finished.code == 1
-        assert finished.err.startswith(f"error: --strict: {path!r} is not as it was listed ({kind}: ")
-        assert finished.err.endswith("); run the same command again, which lists them again\n")
-        assert not list(tmp_path.rglob("manifest.json"))
-    else:
-        assert finished.code == 0, finished.err
-        assert make.manifest(tmp_path / "photos/1.0.0")["rejects"] == {"by_reason": {kind: 1}, "environment": 1}

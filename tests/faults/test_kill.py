@@ -79,20 +79,6 @@ def test_kills_at_single_steps_takeovers_and_collisions_lose_nothing_and_leave_n
     assert name != "steps" or done.stdout.count("killed at 1 of ") == len(steps.CASES)
 
 
-def test_a_kill_between_publishing_and_tidying_leaves_nothing_after_the_same_command(
-    many: Path, expected: Reference, tmp_path: Path
-) -> None:
-    output = Output(str(tmp_path / "out"))
-    assert make.run("--input", many, "--output", output.url, *jobs.FLAGS).code == 0
-    state = tmp_path / "out" / jobs.STATE
-    (state / "shards").mkdir(parents=True)
-    for file in ("owner.json", "plan.json", "shards/train-00000.json", "../../1.0.0/manifest.json.7-0123abcd.tmp"):
-        (state / file).write_text("{}")
-    again = make.run("--input", many, "--output", output.url, *jobs.FLAGS)
-    assert again.out.startswith("already published")
-    expected.check(output, tmp_path / "scratch")
-
-
 def test_of_two_commands_one_publishes_and_the_other_says_at_once_that_it_does_not(
     many: Path, expected: Reference, tmp_path: Path
 ) -> None:

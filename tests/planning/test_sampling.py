@@ -105,22 +105,3 @@ def test_a_measurement_is_of_the_record_that_will_be_written(photos: Path, tmp_p
     assert lengths[0] > FRAME_BYTES
     plan = make.manifest(version)["plan"]["splits"]["train"]
     assert plan["estimated_bytes"] == sum(lengths) == make.manifest(version)["splits"]["train"]["bytes"]
-
-
-def test_an_image_that_cannot_be_read_is_measured_as_a_reject(tmp_path: Path) -> None:
-    folder = make.class_folders(tmp_path / "in", {"a": 1})
-    (folder / "a" / "bad.jpg").write_bytes(b"bad")
-    config = Config(input=str(folder), output=str(tmp_path), name="x")
-    refs = [*all_images(config)]
-    size = refs[0].source_bytes
-    refs.append(refs[0]._replace(path="a/gone.jpg"))
-    (folder / "a" / "longer.jpg").write_bytes((folder / refs[0].path).read_bytes())
-    refs.append(refs[0]._replace(path="a/longer.jpg", source_bytes=size + 1))
-    found = {one.path: one for one in sampling.measure(config, 1, refs)}
-    rejects = {path: (one.reject.reason, one.reject.detail) for path, one in found.items() if one.reject}
-    assert rejects == {
-        "a/bad.jpg": ("not_an_image", "3 bytes, beginning 626164"),
-        "a/gone.jpg": ("vanished", "not found"),
-        "a/longer.jpg": ("changed", f"listed with {size + 1} bytes, read {size}"),
-    }
-    assert found["a/bad.jpg"].record_bytes == found["a/longer.jpg"].record_bytes == 0 < found["a/0000.jpg"].record_bytes

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-import re
 import shutil
 import socket
 import subprocess
@@ -19,8 +18,8 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from beam_pipeline.errors import StorageError, UsageError
-from beam_pipeline.storage import ListedFile, is_local, join, normalize, open_storage, why_unusable
+from beam_pipeline.errors import StorageError
+from beam_pipeline.storage import ListedFile, is_local, join, normalize, open_storage
 from beam_pipeline.storage.local import delete_tree
 from tests import make
 from tests.make import ODD_NAMES
@@ -330,17 +329,3 @@ def test_normalize_makes_local_paths_absolute(tmp_path: Path, monkeypatch: pytes
     assert normalize("file:///data/a b%20/") == "/data/a b%20"
     assert (normalize("gs://bucket/photos/"), normalize("gs://bucket/")) == ("gs://bucket/photos", "gs://bucket")
     assert not any(is_local(normalize(url)) for url in ("gs://", "gs:///", "nope://"))
-
-
-@pytest.mark.parametrize(
-    ("url", "why"),
-    [
-        *((url, "no such storage; use a local path, gs://, s3:// or az://") for url in ("nope://x/y", "sftp://host/a")),
-        ("https://host/photos", "http:// and https:// name single files, not folders"),
-    ],
-)
-def test_what_holds_no_folders_is_one_line_that_names_what_does(url: str, why: str) -> None:
-    assert (why_unusable(url) or "").startswith(why)
-    with pytest.raises(UsageError, match=re.escape(why)):
-        open_storage(url).names(url)
-    assert why_unusable("https://host/list.csv", is_file=True) is None
