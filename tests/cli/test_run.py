@@ -23,7 +23,6 @@ import beam_pipeline
 from beam_pipeline.cli import job
 from beam_pipeline.config import FLAGS, Config
 from beam_pipeline.errors import UsageError
-from beam_pipeline.inputs.references import order_key
 from beam_pipeline.text import size_text
 from tests import make
 from tests.conftest import forget_clients
@@ -90,28 +89,6 @@ def with_broken(photos: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name, data in (("cut", good[: len(good) // 2]), ("text", b"hello, this is no image"), ("empty", b"")):
         (folder / "dog" / f"{name}.jpg").write_bytes(data)
     return folder
-
-
-def test_as_many_rejects_as_the_limit_are_listed_in_the_order_of_the_records_and_counted(
-    with_broken: Path, tmp_path: Path
-) -> None:
-    finished = make.job(with_broken, tmp_path, "--max_reject_fraction", repr(3 / 45), "--num_shards", "3")
-    assert finished.code == 0, finished.err
-    told = "  45 images listed = 42 records + 3 rejects (not_an_image 2, truncated 1; see rejects.jsonl)"
-    assert told in finished.out.splitlines()
-    version = tmp_path / "photos/1.0.0"
-    expected = [
-        ("dog/cut.jpg", "truncated", f"JPEG of 120x90 pixels, {(with_broken / 'dog/cut.jpg').stat().st_size} bytes"),
-        ("dog/empty.jpg", "not_an_image", "0 bytes, beginning nowhere"),
-        ("dog/text.jpg", "not_an_image", "23 bytes, beginning 68656c6c6f2c2074"),
-    ]
-    assert [tuple(reject[key] for key in ("path", "reason", "detail")) for reject in make.rejects(version)] == sorted(
-        expected, key=lambda one: order_key(one[0], 0)
-    )
-    data = make.manifest(version)
-    assert (data["images"], data["records"]) == (45, 42)
-    assert data["rejects"] == {"by_reason": {"not_an_image": 2, "truncated": 1}, "environment": 0}
-    assert data["splits"]["train"]["class_counts"] == [14, 13, 13, 2]
 
 
 # --- other outcomes

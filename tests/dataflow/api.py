@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import time
 from collections.abc import Callable
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import ThreadingHTTPServer
 from typing import Any, NamedTuple
 from urllib.parse import parse_qsl, urlsplit
 
-from tests.servers import RESET, SILENCE, reset
+from tests.faults.proxy import Handler
+from tests.servers import RESET, reset
 
 PROJECT, REGION = "my-project", "europe-west4"
 _WARNING, _ACTIVE = "3", "3"  # of JobMessageImportance, and of the filter for jobs
@@ -116,9 +116,7 @@ def _metrics(counters: dict[str, float]) -> list[dict[str, Any]]:
     return found
 
 
-class _Handler(BaseHTTPRequestHandler):
-    protocol_version = "HTTP/1.1"
-    disable_nagle_algorithm = True  # else a body waits 40 ms for the acknowledgement of its headers
+class _Handler(Handler):
     server: FakeDataflow
 
     def _answer(self) -> None:
@@ -128,16 +126,10 @@ class _Handler(BaseHTTPRequestHandler):
         answer = self._found(url.path, dict(parse_qsl(url.query)), body)
         if answer == RESET:
             reset(self)
-        elif answer == SILENCE:
-            time.sleep(1)
         else:
             content = _error(answer) if isinstance(answer, int) else answer
-            body = json.dumps(content).encode()
-            self.send_response(content.get("error", {}).get("code", 200))
-            self.send_header("Content-Type", "application/json")
-            self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
+            status = content.get("error", {}).get("code", 200)
+            self._reply(status, {"Content-Type": "application/json"}, json.dumps(content).encode())
 
     do_GET = do_POST = do_PUT = _answer
 
@@ -193,9 +185,6 @@ class _Handler(BaseHTTPRequestHandler):
             job.steps.pop(0)
             job.enter()
         return {"jobMessages": new[first : first + _PAGE], **more}
-
-    def log_message(self, *_: object) -> None:
-        """Not on the tests' output."""
 
 
 def _error(status: int, words: str = "the API's\nown words") -> dict[str, Any]:

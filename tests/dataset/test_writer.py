@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import gzip
 import hashlib
-import random
 import shutil
 import tempfile
 from collections.abc import Iterable
@@ -15,7 +14,7 @@ import google_crc32c
 import msgspec
 import pytest
 
-from beam_pipeline import images, schema
+from beam_pipeline import images
 from beam_pipeline.config import Config
 from beam_pipeline.conversion.fetch import Converted, convert_all
 from beam_pipeline.dataset import writer
@@ -77,26 +76,7 @@ def job(photos: Path, tmp_path: Path) -> Job:
     return Job(config(photos, tmp_path / "out"))
 
 
-def in_order(refs: Iterable[ImageRef]) -> list[str]:
-    return [ref.path for ref in sorted(refs, key=lambda ref: (ref.order_key, ref.path))]
-
-
 # --- a shard
-
-
-def test_records_are_in_order_of_key_and_path_whatever_order_the_references_come_in(job: Job, tmp_path: Path) -> None:
-    import tensorflow as tf
-
-    written = []
-    for number in range(3):
-        one = job.elsewhere(tmp_path / f"out{number}")
-        random.Random(number).shuffle(one.refs)
-        one.write(iter(one.refs))
-        written.append(one.shard.read_bytes())
-    assert written[0] == written[1] == written[2]
-    examples = map(tf.train.Example.FromString, schema.unframe(written[0]))
-    names = [example.features.feature["filename"].bytes_list.value[0].decode() for example in examples]
-    assert names == in_order(job.refs)
 
 
 @pytest.mark.parametrize("etag", [{}, {"etag": "mtime_ns:1"}], ids=["the same", "changed meanwhile"])
@@ -107,20 +87,6 @@ def test_an_image_that_a_listing_repeats_fails_the_shard(job: Job, etag: dict[st
     ):
         job.write()
     assert not job.shard.exists()
-
-
-def test_a_sidecar_says_what_is_in_the_shard(job: Job) -> None:
-    written = job.write()
-    data, index, sidecar = job.shard.read_bytes(), job.index.read_bytes(), job.sidecar
-    assert written == sidecar
-    assert sidecar.plan == job.plan.sha256
-    shard, counts = sidecar.shard, sidecar.counts
-    assert (shard.images, shard.records, shard.bytes, shard.crc32c) == (40, 40, len(data), google_crc32c.value(data))
-    assert counts.source_bytes == sum(ref.source_bytes for ref in job.refs)
-    assert (counts.records, counts.rejects, counts.class_counts) == (40, {}, {0: 14, 1: 13, 2: 13})
-    assert counts.min_size == counts.max_size == (24, 24)
-    assert sidecar.index
-    assert (sidecar.index.bytes, sidecar.index.sha256) == (len(index), hashlib.sha256(index).hexdigest())
 
 
 # --- finished shards

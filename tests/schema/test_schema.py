@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from beam_pipeline import schema
@@ -49,24 +49,6 @@ def test_other_files_are_no_shards(file: str) -> None:
 
 
 # --- framing
-
-records = st.lists(st.binary(max_size=300), max_size=20)
-
-
-@settings(max_examples=25, deadline=None)
-@given(records)
-def test_tensorflow_writes_and_reads_the_same_frames(
-    tmp_path_factory: pytest.TempPathFactory, some: list[bytes]
-) -> None:
-    import tensorflow as tf
-
-    path = tmp_path_factory.mktemp("frames") / "some.tfrecord"
-    with tf.io.TFRecordWriter(str(path)) as writer:
-        for record in some:
-            writer.write(record)
-    assert path.read_bytes() == b"".join(map(schema.frame, some))
-    assert [record.numpy() for record in tf.data.TFRecordDataset([str(path)])] == some
-    assert list(schema.unframe(path.read_bytes())) == some
 
 
 def test_a_frame_has_known_bytes() -> None:
