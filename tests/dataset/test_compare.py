@@ -260,7 +260,7 @@ TOUCHED = (
 
 def test_what_a_killed_publisher_left_goes_with_the_same_command(photos: Path, version: Path) -> None:
     (state := version.parent / "_state/1.0.0/shards").mkdir(parents=True)
-    for file in ("../claim.json", "../plan.json", "train-00000.json"):
+    for file in ("../plan.json", "train-00000.json"):  # the claim goes first
         (state / file).write_text("{}")
     assert compared(photos, version)[1] == ""
 
