@@ -15,6 +15,7 @@ import pytest
 from msgspec.structs import replace
 from pytest import MonkeyPatch
 
+import reader
 from beam_pipeline import images, schema, storage
 from beam_pipeline.config import Config
 from beam_pipeline.dataset.publish import publish
@@ -240,6 +241,19 @@ def test_a_job_whose_plan_is_published_meanwhile_ends_well(
     assert not any("_state" in name for name in names(config))
 
 
+def test_a_manifest_that_came_too_late_is_taken_back(remote: Job, monkeypatch: MonkeyPatch) -> None:
+    config, plan = remote
+    make.before(monkeypatch, type(storage.open_storage(config.output)), "create", lambda *_: begin_again(config, plan))
+    with pytest.raises(ImageShardsError, match="another job has taken over this version"):
+        publish(config, plan, Run())
+    assert names(config) == {f"photos/_state/1.0.0/{file}" for file in ("claim.json", "plan.json")}
+
+
+def begin_again(config: Config, plan: ClaimedPlan, **more: bool) -> None:
+    """What another job does with another plan and `--restart`."""
+    prepare(join(config, restart=True, **more), replace(plan.plan, inputs="other"))
+
+
 def test_a_local_job_whose_folder_another_one_has_deleted_says_so(
     photos: Path, tmp_path: Path, monkeypatch: MonkeyPatch
 ) -> None:
@@ -247,11 +261,39 @@ def test_a_local_job_whose_folder_another_one_has_deleted_says_so(
 
     def overwrite(*_: object) -> None:
         monkeypatch.undo()  # it lists files, too
-        prepare(join(config, restart=True, overwrite=True), replace(plan.plan, inputs="other"))
+        begin_again(config, plan, overwrite=True)
 
     make.before(monkeypatch, LocalStorage, "files", overwrite)
     with pytest.raises(ImageShardsError, match="another job has taken over this version"):
         publish(config, plan, Run())
+
+
+@pytest.mark.parametrize(
+    ("held", "shards"),
+    [("00001-of-00002", 2), ("00001-of-00002", 3), ("00002.idx", 2), ("00002.records.npy", 1),
+     ("train-00001.json", 2), ("runs.npy", 3)],
+)  # fmt: skip
+def test_what_a_job_uploads_after_another_one_has_published_is_not_in_its_version(
+    gcs: Gcs, photos: Path, held: str, shards: int, monkeypatch: MonkeyPatch, tmp_path: Path
+) -> None:
+    url, released, after = f"gs://{gcs.new_bucket()}", [], set[str]()
+    config, plan = write_shards(photos, url, shards_written=1)
+    refs = list(all_images(config))
+    last = [ref for ref in refs if plan.plan.splits["train"].shard_of(ref.order_key) == 1]
+
+    def overwrite(_: object, *arguments: Any) -> None:
+        if not released and any(held in str(argument) for argument in arguments):
+            released.append(held)
+            publish(*write_shards(photos, url, shards, shards=shards, image_size=16, overwrite=True), Run())
+            after.update(names(config))
+
+    for method in ("publish", "write"):
+        make.before(monkeypatch, type(storage.open_storage(url)), method, overwrite)
+    with pytest.raises(ImageShardsError, match=r"has taken over this version|was published by another job"):
+        ShardWriter(config, plan).write("train", 1, last)
+        publish(config, plan, Run())
+    assert released and names(config) == after
+    assert reader.verify(gcs.download(url[5:], "photos/1.0.0", tmp_path)).faults == ()
 
 
 def test_a_manifest_of_another_job_is_not_overwritten(written: Job, monkeypatch: MonkeyPatch) -> None:
