@@ -29,6 +29,7 @@ from google.auth.transport.requests import AuthorizedSession
 
 from beam_pipeline.cli.main import main as write_command
 from tests import make, servers
+from tests.faults import jobs
 from tests.faults.jobs import VERSION, Output
 
 _FLAGS = ("--name", "photos", "--image_size", "8", "--splits", "train=0.5,validation=0.5", "--num_shards", "2")
