@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import functools
 import io
 import itertools
 import json
 import os
 import signal
-import subprocess
 import sys
-import threading
-import time
 import zipfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -40,7 +36,7 @@ def random_layers(shape, classes):
 OPTIONS: dict[str, Any] = {"image_size": 16, "batch_size": 8, "epochs": 6, "seed": 5, "checkpoint_steps": 2}
 OPTIONS |= {"early_stopping": 2}
 _RATES = {"tensorflow": 0.5, "jax": 0.005}
-_STEP, _BEST_STEP = 7, 10  # in the second epoch, and at its end
+_BEST_STEP = 10  # the end of the second epoch
 MOMENTS = ("best", "evaluation", "signal", "end")
 
 
@@ -157,41 +153,6 @@ def kill_and_continue(info: DatasetInfo, folder: Path, moments: Sequence[str]) -
         train(info, _options(folder / moment))
 
 
-def stop_and_continue(dataset: str, folder: Path) -> None:
-    """`kill_and_continue` at all moments; and into folder/stopped with a SIGTERM, folder/killed with a kill -9."""
-    from beam_pipeline.errors import ImageShardsError
-    from reader.info import load_info
-    from reader.training.fit import train
-
-    with random_layers_in(folder):
-        info = load_info(dataset)
-        killed = subprocess.Popen([sys.executable, __file__, dataset, str(folder), "killed"], env=_environment(folder))
-        kill_and_continue(info, folder, MOMENTS)
-        stop = functools.partial(os.kill, os.getpid(), signal.SIGTERM)
-        threading.Thread(target=_when_there, args=(folder / "stopped", stop)).start()
-        try:
-            train(info, _options(folder / "stopped"))
-        except ImageShardsError as error:
-            (folder / "said").write_text(str(error))
-        train(info, _options(folder / "stopped"))
-        _when_there(folder / "killed", killed.kill)
-        assert killed.wait() == -signal.SIGKILL, "it had ended before"
-        train(info, _options(folder / "killed"))
-
-
-def _environment(folder: Path) -> dict[str, str]:
-    import keras
-
-    return {**os.environ, "KERAS_BACKEND": keras.backend.backend(), "PYTHONPATH": f"{ROOT}:{folder}"}
-
-
-def _when_there(out: Path, act: Any) -> None:
-    """Call `act` once a checkpoint in the middle of an epoch is there."""
-    while not any(int(file.name[5:14]) >= _STEP for file in out.glob("checkpoints/step-*.npz")):
-        time.sleep(0.001)
-    act()
-
-
 def metrics_of(out: Path) -> list[dict[str, Any]]:
     """metrics.jsonl, but for times."""
     lines = map(json.loads, (out / "metrics.jsonl").read_text().splitlines())
@@ -222,23 +183,6 @@ def make_other_dataset(folder: Path) -> str:
     return make_dataset(folder, {"train": [24, 16], "validation": [11]}, size=(16, 17))
 
 
-def _slow_training(dataset: str, folder: Path, name: str) -> None:
-    """One that is in the middle of an epoch long enough to be killed there."""
-    from reader.info import load_info
-    from reader.training.fit import train
-    from reader.training.out_folder import Checkpoints
-
-    save = Checkpoints.save
-
-    def save_and_wait(self: Any, *arguments: Any) -> None:
-        save(self, *arguments)
-        if self.at.step >= _STEP:
-            time.sleep(600)
-
-    setattr(Checkpoints, "save", save_and_wait)  # noqa: B010
-    train(load_info(dataset), _options(folder / name))
-
-
 def _options(out: Path) -> TrainOptions:
     import keras
 
@@ -249,10 +193,10 @@ def _options(out: Path) -> TrainOptions:
 
 
 if __name__ == "__main__":
+    from reader.info import load_info
+
     two_devices()
     use_devices(1)
-    if len(sys.argv) > 3:
-        _slow_training(sys.argv[1], Path(sys.argv[2]), sys.argv[3])
-    else:
-        stop_and_continue(sys.argv[1], Path(sys.argv[2]))
-        one_step_on_one_and_two(Path(sys.argv[2]))
+    with random_layers_in(Path(sys.argv[2])):
+        kill_and_continue(load_info(sys.argv[1]), Path(sys.argv[2]), MOMENTS)
+    one_step_on_one_and_two(Path(sys.argv[2]))

@@ -5,8 +5,10 @@ from __future__ import annotations
 import functools
 import json
 import os
+import random
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,16 +16,31 @@ import numpy as np
 import pytest
 
 from reader.info import load_info
+from tests.reading.shards import make_dataset
 from tests.train import runs
 
 SOAKED = [pytest.param(backend, marks=pytest.mark.soak) for backend in ("tensorflow", "jax")]
 on_all_backends = pytest.mark.parametrize("folder", ["here", *SOAKED], indirect=True)
-on_soaked_backends = pytest.mark.parametrize("folder", SOAKED, indirect=True)
+
+
+def environment_of(backend: str, compiled: Path) -> dict[str, str]:
+    """Of a process; the same model is compiled more than ten times, so what JAX compiles is kept in a folder."""
+    environment = {"KERAS_BACKEND": backend, "TF_DETERMINISTIC_OPS": "1", "JAX_PLATFORMS": "cpu"}
+    environment |= {"JAX_COMPILATION_CACHE_DIR": str(compiled), "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"}
+    return {**os.environ, **environment, "PYTHONPATH": str(runs.ROOT)}
+
+
+def check_same(run: Path, plain: Path) -> None:
+    """Fail the test unless both have the same best and last models, and metrics."""
+    for file in ("model.keras", "last.keras"):
+        ours, theirs = (runs.weights_of(one, file) for one in (run, plain))
+        assert len(ours) == len(theirs) > 0 and all(map(np.array_equal, ours, theirs)), file
+    assert runs.metrics_of(run) == runs.metrics_of(plain)
 
 
 @pytest.fixture(scope="module")
 def folder_of(dataset: str, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """The runs of `runs.stop_and_continue` on a backend, or `here` of one kill in this process; made once for each."""
+    """The runs of runs.py on a backend, or `here` of one kill in this process; made once for each."""
 
     @functools.cache
     def made(where: str) -> Path:
@@ -32,10 +49,7 @@ def folder_of(dataset: str, tmp_path_factory: pytest.TempPathFactory) -> Callabl
             with runs.random_layers_in(folder):
                 runs.kill_and_continue(load_info(dataset), folder, ["evaluation"])
             return folder
-        environment = {"KERAS_BACKEND": where, "TF_DETERMINISTIC_OPS": "1", "JAX_PLATFORMS": "cpu"}
-        # The same model is compiled more than ten times.
-        environment |= {"JAX_COMPILATION_CACHE_DIR": f"{folder}.jax", "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"}
-        environment = {**os.environ, **environment, "PYTHONPATH": str(runs.ROOT)}
+        environment = environment_of(where, folder.with_name("jax"))
         subprocess.run([sys.executable, runs.__file__, dataset, str(folder)], env=environment, check=True, timeout=600)
         return folder
 
@@ -56,16 +70,13 @@ def folder(request: pytest.FixtureRequest, folder_of: Callable[[str], Path]) -> 
         *(
             pytest.param(backend, name, marks=pytest.mark.soak)
             for backend in ("tensorflow", "jax")
-            for name in ("stopped", "killed", *runs.MOMENTS)
+            for name in runs.MOMENTS
         ),
     ],
     indirect=["folder"],
 )
 def test_a_stopped_run_continues_to_the_same_bits(folder: Path, name: str) -> None:
-    for file in ("model.keras", "last.keras"):
-        here, plain = (runs.weights_of(folder / run, file) for run in (name, "plain"))
-        assert len(here) == len(plain) > 0 and all(map(np.array_equal, here, plain)), file
-    assert runs.metrics_of(folder / name) == runs.metrics_of(folder / "plain")
+    check_same(folder / name, folder / "plain")
     (_, here), (_, plain) = (runs.checkpoint_of(folder / run) for run in (name, "plain"))
     assert all(map(np.array_equal, here[:-4], plain[:-4]))  # all but the sums of metrics, which an epoch resets
     assert len(list(folder.glob(f"{name}/checkpoints/step-*"))) == 2
@@ -81,13 +92,7 @@ def test_early_stopping_ends_with_the_best_epoch(folder: Path) -> None:
     assert not all(map(np.array_equal, *models))
 
 
-@on_soaked_backends
-def test_a_signal_is_told_with_the_way_to_continue(folder: Path) -> None:
-    said = (folder / "said").read_text()
-    assert said.startswith("stopped after step ") and said.endswith(f"--out {folder}/stopped continues")
-
-
-@on_soaked_backends
+@pytest.mark.parametrize("folder", SOAKED, indirect=True)
 def test_a_step_on_two_devices_is_that_of_one(folder: Path) -> None:
     (one, here), (two, there) = (runs.checkpoint_of(folder / name) for name in ("one", "two"))
     assert one["step"] == two["step"] == 1 and one["position"] == two["position"]
@@ -95,3 +100,28 @@ def test_a_step_on_two_devices_is_that_of_one(folder: Path) -> None:
     for array, other in zip(here, there, strict=True):
         # Not element by element: Adam divides each gradient by its size, and so enlarges the errors of tiny ones.
         assert np.linalg.norm(array - other) <= 1e-5 * np.linalg.norm(other)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("backend", ["tensorflow", "jax"])
+def test_a_command_that_is_killed_at_any_moment_ends_with_the_same_models(tmp_path: Path, backend: str) -> None:
+    pytest.importorskip(backend)
+    (tmp_path / "models.py").write_text(runs.MODEL)
+    url = make_dataset(tmp_path / "1.0.0", {"train": [24, 16], "validation": [11]}, size=(16, 16))
+    flags = "--image_size 16 --batch_size 8 --epochs 12 --early_stopping 4 --learning_rate 0.02 --checkpoint_steps 3"
+
+    def start(out: str) -> subprocess.Popen[bytes]:
+        command = [sys.executable, "-m", "reader", "train", url, "--out", out, "--model", "models:random_layers"]
+        options = [*flags.split(), "--device", "cpu"]
+        return subprocess.Popen([*command, *options], cwd=tmp_path, env=environment_of(backend, tmp_path / "jax"))
+
+    began = time.monotonic()
+    assert start("plain").wait(600) == 0
+    seconds, draw = time.monotonic() - began, random.Random(backend)
+    for _ in range(2):
+        process = start("killed")
+        time.sleep(seconds * draw.uniform(0.4, 0.9))
+        process.kill()
+        process.wait()
+    assert start("killed").wait(600) == 0
+    check_same(tmp_path / "killed", tmp_path / "plain")
