@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import random
 import re
-from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -166,32 +165,6 @@ def test_counts_are_exact_and_never_fall() -> None:
         found = np.array([counts(weights, draws) for draws in range(400)])
         assert (found.sum(1) == np.arange(400)).all() and (np.diff(found, axis=0) >= 0).all()
         assert (abs(found - np.outer(np.arange(400), weights) / sum(weights)) < len(weights)).all()
-
-
-def test_equal_classes_are_read_as_without_balance_bit_for_bit(info: reader.DatasetInfo) -> None:
-    options = {"global_batch_size": 16, "classes": ["ant", "bee"], "features": ["filename"], "augment": write_seed}
-    of_bee = reader.train_batches(info, "train", **options).start.records
-    shares = np.bincount([label_of(number) for number in range(sum(SHARDS))]).tolist()
-    plain = reader.train_batches(info, "train", **options, seed=3)
-    balanced = reader.train_batches(info, "train", **options, seed=3, balance={"ant": shares[0], "bee": shares[1]})
-    assert balanced.start.records == of_bee
-    rows = [
-        [row for batch in itertools.islice(some.repeat(), 60) for row in seeds_of(batch)] for some in (plain, balanced)
-    ]
-    assert rows[0] == rows[1]
-
-
-def test_copies_of_a_record_are_spread_over_the_epoch_and_augmented_differently(info: reader.DatasetInfo) -> None:
-    options: dict[str, Any] = {"balance": {"ant": 1, "bee": 1, "cat": 1, "dog": 30}, "epoch_records": 6000}
-    batches = reader.train_batches(
-        info, "train", global_batch_size=60, features=["filename"], augment=write_seed, **options
-    )
-    rows = [row for batch in batches for row in seeds_of(batch)]
-    assert len(rows) == len({seed for _, seed in rows}) == 6000
-    dogs = [number for number, _ in rows if label_of(number) == 3]
-    assert len(dogs) == 6000 * 30 // 33 and np.ptp(list(Counter(dogs).values())) <= 1
-    first, *_ = dogs
-    assert {at // 1500 for at, (number, _) in enumerate(rows) if number == first} == {0, 1, 2, 3}
 
 
 def test_a_class_that_repeats_very_often_is_told(info: reader.DatasetInfo, caplog: pytest.LogCaptureFixture) -> None:

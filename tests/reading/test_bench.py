@@ -22,7 +22,6 @@ from reader.tools.requests import Request, SlowStorage
 from tests import make, servers
 from tests.images.kinds import every_kind
 from tests.reading.shards import make_dataset
-from tests.reading.without import run_without
 
 FEW: dict[str, Any] = {"images": 128, "batch_size": 16, "image_size": 32, "repeats": 1}
 FLAGS = [word for name, value in FEW.items() for word in (f"--{name}", str(value))]
@@ -142,16 +141,6 @@ def test_wrong_values_are_told(folder: str, tmp_path: Path, capsys: pytest.Captu
     ):
         assert main(["bench", folder, *arguments]) == 2
         assert message in capsys.readouterr().err.replace("\n", " ")
-
-
-def test_a_row_without_its_framework_says_so(folder: str, tmp_path: Path) -> None:
-    program = f"import reader\nprint(reader.bench({folder!r}, **{FEW!r}))"
-    lines = run_without("tensorflow,torch,jax", program, tmp_path).stdout.splitlines()
-    assert [line.split()[0] for line in lines if "is not installed: pip install" in line] == [
-        "as_tf",
-        "as_torch",
-        "as_jax",
-    ]
 
 
 def test_a_terminal_gets_a_line_for_each_run_and_a_pipe_one_a_minute(

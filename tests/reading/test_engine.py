@@ -157,21 +157,6 @@ def test_hundreds_leave_no_threads_descriptors_or_memory(info: reader.DatasetInf
     assert process.memory_info().rss < before[0] + (30 << 20)
 
 
-def test_an_abandoned_iteration_moves_nothing_and_two_at_once_are_the_same(info: reader.DatasetInfo) -> None:
-    expected = all_bytes(itertools.islice(train(info).repeat(), 3 * (RECORDS // 16)))
-    batches = train(info)
-    steps = len(batches)
-    for count in (1, 5, steps - 1):
-        assert all_bytes(itertools.islice(batches, count)) == expected[: 2 * count]
-    one, other = iter(batches), iter(batches)
-    assert all_bytes(batch for pair in zip(one, other, strict=True) for batch in pair[:1]) == expected[: 2 * steps]
-    late = iter(batches)
-    next(late)
-    assert all_bytes(batches) == expected[2 * steps : 4 * steps]
-    list(late)  # of the second iteration, which has ended before
-    assert all_bytes(batches) == expected[4 * steps :]
-
-
 # --- any sizes, any number of threads
 
 

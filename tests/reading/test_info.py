@@ -14,7 +14,7 @@ import pytest
 
 import reader
 from beam_pipeline import schema
-from beam_pipeline.errors import ImageShardsError, NotPublishedError, UsageError
+from beam_pipeline.errors import ImageShardsError, NotPublishedError
 from beam_pipeline.schema.manifest import seal_manifest
 from beam_pipeline.storage.local import LocalStorage
 from imageshards import main
@@ -234,16 +234,6 @@ def test_a_position_names_the_records_and_their_order(tmp_path: Path) -> None:
     assert source("a", [70, 130]) == source("copy", [70, 130])
     others = [source("b", [100, 100]), source("c", [70, 130], first=1), source("d", [70, 130], split="train[:50%]")]
     assert len({source("e", [70, 130]), *others}) == 4
-
-
-def test_a_position_takes_numbers_of_any_kind(dataset: str) -> None:
-    numbers: dict[str, Any] = {"global_batch_size": 4, "seed": 3, "window_runs": 8}
-    arrays = {name: np.int64(number) for name, number in numbers.items()}
-    begin = reader.train_batches(dataset, "train", **numbers).start
-    assert reader.train_batches(dataset, "train", **arrays).start.to_json() == begin.to_json()
-    for wrong in ({"seed": "x"}, {"global_batch_size": 2.5}, {"window_runs": 1.5}):
-        with pytest.raises(UsageError, match="an integer"):
-            reader.train_batches(dataset, "train", **{**numbers, **wrong})
 
 
 def large(info: DatasetInfo, record_bytes: list[tuple[int, int]]) -> DatasetInfo:

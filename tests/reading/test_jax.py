@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import os
 import socket
@@ -133,19 +132,6 @@ def test_batches_are_spread_over_a_mesh_two_ahead_the_last_and_errors_at_their_t
         "[2, 3, 4, 5, 5]",
         *[f"True {where}"] * 2,
     ]
-
-
-@needs_jax
-def test_batches_of_another_host_are_refused(info: reader.DatasetInfo) -> None:
-    import jax
-
-    device = jax.devices("cpu")[0]
-    meshes = jax.sharding.Mesh([device], ("data",)), jax.sharding.SingleDeviceSharding(device)
-    for mesh, host, build in itertools.product(meshes, (0, 2), (reader.train_batches, reader.eval_batches)):
-        batches = build(info, "train", global_batch_size=30, host=(host, 3))
-        with pytest.raises(UsageError, match=rf"^the batches are those of host {host} of 3, but the mesh gives"):
-            reader.as_jax(batches, mesh)
-    assert len(reader.as_jax(reader.train_batches(info, "train", global_batch_size=30, host=(0, 1)), meshes[0])) == 3
 
 
 PROCESSES_PROGRAM = """
@@ -385,118 +371,6 @@ def test_keras_on_jax_reads_in_each_process_the_rows_of_its_devices(info: reader
     for number in range(2):
         names = sorted(file.name for file in (tmp_path / ("4", "2")[number]).iterdir())
         assert names == ["step-000000008.npz", "step-000000010.npz"]
-
-
-KERAS_PROGRAM = """
-import itertools, sys
-import keras, numpy as np, reader
-from keras import ops
-
-info = reader.load_info(sys.argv[1])
-train = reader.train_batches(info, "train", global_batch_size=20, augment=reader.augment.flip_crop)
-evals = reader.eval_batches(info, "train", global_batch_size=32)
-
-layers = [keras.layers.Rescaling(1 / 255), keras.layers.Flatten(), keras.layers.Dense(info.num_classes)]
-model = keras.Sequential([keras.Input((16, 24, 3)), *layers])
-model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True), weighted_metrics=["accuracy"])
-model.fit((batch for batch in train.repeat()), steps_per_epoch=len(train), epochs=2, verbose=0)
-accuracy = model.evaluate((batch for batch in evals), steps=len(evals), verbose=0, return_dict=True)["accuracy"]
-right = np.concatenate([
-    (np.asarray(model.predict_on_batch(images)).argmax(-1) == labels)[weights > 0] for images, labels, weights in evals
-])
-print(keras.backend.backend(), len(right), abs(accuracy - right.mean()) < 1e-6)
-
-# A model whose only output are the numbers of its records shows what it is given.
-class Total(keras.metrics.Metric):
-    def __init__(self, power):
-        super().__init__(name=f"sum{power}")
-        self.power, self.total = power, self.add_variable((), "zeros", name="total")
-
-    def update_state(self, numbers, _, sample_weight=None):
-        values = ops.reshape(ops.cast(numbers, "float32"), (-1,)) ** self.power
-        weights = 1.0 if sample_weight is None else ops.reshape(ops.cast(sample_weight, "float32"), (-1,))
-        self.total.assign(self.total + ops.sum(values * weights))
-
-    def result(self):
-        return ops.convert_to_tensor(self.total) * 1.0
-
-    def reset_state(self):
-        self.total.assign(0.0)
-
-def numbers(batches):
-    for inputs, _, *weights in batches:
-        column = inputs["number"][:, None].astype("float32")
-        yield column, column, *weights
-
-class Epochs(keras.utils.PyDataset):
-    \"\"\"Batches that Keras begins again in each epoch, and for each validation.\"\"\"
-    def __init__(self, batches):
-        super().__init__()
-        self.batches = batches
-    def __len__(self):
-        return len(self.batches)
-    def on_epoch_begin(self):
-        self.iteration = numbers(self.batches)
-    def __getitem__(self, step):
-        return next(self.iteration)
-
-def fresh():
-    model = keras.Sequential([keras.layers.Dense(1)])
-    model.compile("sgd", "mse", weighted_metrics=[Total(0), Total(1), Total(2)])
-    return model
-
-train = reader.train_batches(info, "train", global_batch_size=20, features=["number"])
-evals = reader.eval_batches(info, "train", global_batch_size=32, features=["number"])
-model = fresh()
-history = model.fit(numbers(train.repeat()), steps_per_epoch=len(train), epochs=3, verbose=0).history
-print([history[f"sum{power}"] for power in range(3)])
-first = next(iter(train))[0]["number"]  # of the fourth epoch
-same = reader.train_batches(info, "train", global_batch_size=20, features=["number"]).repeat()
-print(np.array_equal(first, next(itertools.islice(same, 15, None))[0]["number"]))
-print([model.evaluate(numbers(evals), steps=len(evals), verbose=0, return_dict=True)[f"sum{n}"] for n in range(3)])
-for shuffle in (True, False):
-    train = reader.train_batches(info, "train", global_batch_size=20, features=["number"])
-    history = fresh().fit(Epochs(train), epochs=3, validation_data=Epochs(evals), shuffle=shuffle, verbose=0).history
-    print([history[f"{prefix}sum{power}"] for prefix in ("", "val_") for power in range(3)])
-
-# A corrupt record isn't taken for the end of an epoch.
-from beam_pipeline.errors import CorruptRecordError
-
-ended = []
-corrupt = dict(global_batch_size=10, features=["number"])
-train, evals = (build(sys.argv[2], "train", **corrupt) for build in (reader.train_batches, reader.eval_batches))
-for data in ((numbers(train.repeat()), len(train)), (Epochs(train), None)):
-    seen = keras.callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: ended.append(epoch))
-    try:
-        fresh().fit(data[0], steps_per_epoch=data[1], epochs=2, callbacks=[seen], verbose=0)
-    except CorruptRecordError as error:
-        print(str(error).rpartition("/")[2])
-try:
-    fresh().evaluate(numbers(evals), verbose=0)
-except CorruptRecordError as error:
-    print(str(error).rpartition("/")[2], ended)
-"""
-
-
-@pytest.mark.soak
-@pytest.mark.parametrize("backend", [pytest.param("jax", marks=needs_jax), "torch"])
-def test_keras_without_tensorflow_trains_and_evaluates_each_record_once(
-    info: reader.DatasetInfo, tmp_path: Path, backend: str
-) -> None:
-    if find_spec(backend) is None or find_spec("keras") is None:
-        pytest.skip(f"{backend} or keras is not installed: pip install 'imageshards[{backend},train]'")
-    corrupt, where = flipped(tmp_path / "1.0.0", [40], 33, columns=COLUMNS)
-    once = [[value] * 3 for value in (100.0, 4950.0, 328350.0)]  # 100 records: count, sum, sum of squares
-    done = run_without("tensorflow", KERAS_PROGRAM, tmp_path, info.url, corrupt, KERAS_BACKEND=backend)
-    assert done.stdout.splitlines() == [
-        f"{backend} 100 True",
-        str(once),
-        "True",
-        str([values[0] for values in once]),
-        *[str([*once, *once])] * 2,
-        *[where] * 2,
-        f"{where} []",
-    ]
 
 
 def test_tensorflow_that_uses_an_accelerator_already_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:

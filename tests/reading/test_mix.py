@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-import copy
 import itertools
 import logging
-import os
 import pickle
 import random
 import re
-import socket
-import subprocess
-import sys
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -24,9 +19,8 @@ from beam_pipeline.errors import ImageShardsError, UsageError
 from beam_pipeline.schema.example import int64_feature
 from reader.position import MixPosition
 from reader.shares import Rule, begins
-from reader.stream import State
-from tests.make import ROOT
 from tests.reading import shards, slow_mix, slow_order
+from tests.reading.test_resume import ADAPTERS
 
 NAMES = [("bird", "cat", "dog"), ("cat", "dog", "emu"), ("ant", "bee", "cat")]
 SHARDS = [[37], [64, 64, 1], [300, 57], [8], [150, 90]]
@@ -153,35 +147,30 @@ def test_any_mix_hosts_and_resume_read_what_the_slow_reference_reads(datasets: D
         assert max((epoch for at, epoch, _ in seen if at == source), default=0) <= one.epoch
 
 
-def test_a_source_is_read_as_train_batches_reads_it_alone(datasets: Datasets) -> None:
-    found = numbers_of(itertools.islice(mixed({datasets[2]: 3, datasets[4]: 1}, seed=7).repeat(), 200))
-    for at in (2, 4):
-        alone = reader.train_batches(datasets[at], "train", global_batch_size=1, seed=7, features=["number"])
-        mine = [number for number in found if number // 1000 == at]
-        assert mine == numbers_of(itertools.islice(alone.repeat(), len(mine)))
+SOURCES = {0: "0.2", 1: 0.5, 4: 0.3}
 
 
-def test_states_replicas_and_workers_read_the_same(datasets: Datasets) -> None:
-    sources = {datasets[0]: "0.2", datasets[1]: 0.5, datasets[4]: 0.3}
-    batches = mixed(sources, 12)
+@pytest.mark.parametrize("adapter", ["numpy", "torch", "3 workers", "jax"])
+def test_an_adapter_reads_a_mix_and_resumes_it_by_its_state(datasets: Datasets, adapter: str) -> None:
+    batches = mixed({datasets[at]: weight for at, weight in SOURCES.items()}, 12)
     assert len(batches) == -(-800 // 12)  # 240 records, a weight of 0.3
-    all_of_it = numbers_of(itertools.islice(batches.repeat(), 2 * len(batches) + 5))
-    iterator = iter(mixed(sources, 12))
-    for _ in range(31):
-        next(iterator)
-    resumed = mixed(sources, 12)
-    resumed_iterator = iter(resumed)
-    resumed_iterator.set_state(iterator.get_state())
-    assert len(iterator.get_state()) < 2000 and State.parse(iterator.get_state()).step == 31
-    rest = numbers_of(resumed_iterator) + numbers_of(resumed)
-    assert rest == all_of_it[31 * 12 : 2 * len(batches) * 12]
-    again = pickle.loads(pickle.dumps(mixed(sources, 12).at(batches.position_at(31))))
-    assert numbers_of(again) == all_of_it[31 * 12 : len(batches) * 12] and numbers_of(copy.copy(again))
-    begin = batches.at(batches.start).next_loop
-    turns = [numbers_of(batches.read(begin, (index, 3), threads=1)) for index in range(3)]
-    dealt = [iter(one) for one in turns]
-    merged = [next(dealt[number % 3]) for number in range(len(batches)) for _ in range(12)]
-    assert merged == all_of_it[: len(merged)]
+    stream = numbers_of(itertools.islice(batches.repeat(), 2 * len(batches)))
+    state = batches.at(batches.start).state_at(31)
+    assert len(state.to_json()) < 2000
+    loops = ADAPTERS[adapter](pickle.loads(pickle.dumps(batches.at(batches.start))), state.to_dict())
+    assert numbers_of(loops) + numbers_of(loops) == stream[31 * 12 :]
+
+
+def test_keras_resumes_a_mix(datasets: Datasets, tmp_path: Path) -> None:
+    keras = pytest.importorskip("keras", reason="Keras is not installed: pip install 'imageshards[train]'")
+    sources = {datasets[2]: 3, datasets[3]: 1}
+    batches = reader.mix(sources, global_batch_size=100)
+    model = keras.Sequential([keras.layers.Flatten(), keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    reader.keras.Resume(tmp_path, batches).fit(model, epochs=1, verbose=0)
+    again = reader.keras.Resume(tmp_path, reader.mix(sources, global_batch_size=100))
+    assert (again.step, again.epoch) == (len(batches), 1)
+    assert again._batches.next_loop.position == batches.position_at(len(batches))
 
 
 def test_what_is_read_and_what_is_told(datasets: Datasets, caplog: pytest.LogCaptureFixture) -> None:
@@ -273,36 +262,3 @@ def test_another_mix_s_position_is_refused(datasets: Datasets) -> None:
     for wrong in ('"row":8', '"row":-1', '"step":-1'):
         with pytest.raises(UsageError, match=r"not an imageshards\.Position"):
             reader.Position.from_json(re.sub(rf'"{wrong[1:5]}"?:\d+', wrong, position.to_json()))
-
-
-# --- trainings that are killed
-
-
-@pytest.mark.soak
-@pytest.mark.parametrize("kind", ["tensorflow", "jax", "torch", "loader 0", "loader 2", "jax processes"])
-def test_a_training_on_a_mix_that_was_killed_ends_with_the_same_weights(
-    tmp_path: Path, datasets: Datasets, kind: str
-) -> None:
-    for package in ("torch",) if kind.startswith("loader") else ("jax",) if " " in kind else (kind, "keras"):
-        pytest.importorskip(package, reason=f"{package} is not installed")
-    options = {"KERAS_BACKEND": kind, "JAX_PLATFORMS": "cpu", "TF_DETERMINISTIC_OPS": "1"}
-    urls = [datasets[2].url, datasets[1].url]
-
-    def trained(folder: str, die_at: int) -> list[str]:
-        with socket.create_server(("localhost", 0)) as server:
-            address = f"localhost:{server.getsockname()[1]}"
-        command = [sys.executable, "-W", "ignore", "-m", "tests.reading.mix_trainings", kind, tmp_path / folder]
-        more: list[list[str]] = [[address, "0"], [address, "1"]] if kind == "jax processes" else [[]]
-        pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-        processes = [
-            subprocess.Popen([*command, str(die_at), *urls, *one], cwd=ROOT, env={**os.environ, **options}, **pipes)
-            for one in more
-        ]
-        done = [process.communicate(timeout=300) for process in processes]
-        for process, (_, errors) in zip(processes, done, strict=True):
-            assert bool(process.returncode) == bool(die_at), errors[-3000:]
-        return [text.splitlines()[-1] if text else "" for text, _ in done]
-
-    whole = trained("whole", 0)
-    trained("killed", 67)
-    assert trained("killed", 0) == whole and all(len(text) == 64 for text in whole)

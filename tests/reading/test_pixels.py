@@ -185,22 +185,6 @@ def resizer(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
     return str(request.param)
 
 
-@pytest.mark.parametrize(
-    "size",
-    [
-        *((224, 224), (450, 600), (224, 600), (375, 500)),
-        *(pytest.param(size, marks=pytest.mark.soak) for size in ((187, 250), (128, 160), (640, 800))),
-    ],
-)
-@pytest.mark.usefixtures("resizer")
-def test_resized_pixels_are_exactly_pillows(size: tuple[int, int]) -> None:
-    for number in range(len(SHAPES)):
-        pixels = scene(number)
-        assert np.array_equal(resized(pixels, size, "stretch"), bilinear(pixels, size))
-        gray = pixels[:, :, :1]
-        assert np.array_equal(resized(gray, size, "stretch"), bilinear(gray, size))
-
-
 @pytest.mark.parametrize(("size", "scale"), [((94, 125), 1), ((93, 125), 2), ((40, 60), 4), ((20, 31), 8), ((1, 1), 8)])
 @pytest.mark.usefixtures("resizer")
 def test_a_jpeg_much_larger_than_asked_for_is_decoded_smaller_as_the_writer_does(

@@ -309,25 +309,9 @@ def test_gzip_and_a_table_that_is_missing_or_of_other_records_are_refused(
 # --- the commands
 
 
-def test_show_and_bench_take_classes(
-    info: reader.DatasetInfo, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert (
-        main(
-            [
-                "show",
-                info.url,
-                "--classes",
-                "cat=pet,dog=pet",
-                "--count",
-                "30",
-                "--json",
-                "--out",
-                str(tmp_path / "a.png"),
-            ]
-        )
-        == 0
-    )
+def test_show_takes_classes(info: reader.DatasetInfo, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = str(tmp_path / "a.png")
+    assert main(["show", info.url, "--classes", "cat=pet,dog=pet", "--count", "30", "--json", "--out", out]) == 0
     records = json.loads(capsys.readouterr().out)["records"]
     assert {one["label"] for one in records} == {"pet"} and all(one["record"] % 3 for one in records)
     assert main(["show", info.url, "--classes", "cta"]) == 2

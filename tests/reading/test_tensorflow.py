@@ -81,7 +81,7 @@ def test_shapes_and_length_are_known_before_anything_is_read(info: reader.Datase
     assert len(evals) == 3
 
 
-def test_map_prefetch_repeat_take_skip_batch_and_cache_behave(info: reader.DatasetInfo) -> None:
+def test_map_prefetch_repeat_take_skip_batch_flat_map_and_cache_behave(info: reader.DatasetInfo) -> None:
     expected = stream(info, 18)
     assert numbers_in(named(info).map(lambda inputs, labels: (inputs, labels + 1)).prefetch(2)) == expected[:300]
     assert numbers_in(named(info).repeat(3)) == expected
@@ -92,6 +92,7 @@ def test_map_prefetch_repeat_take_skip_batch_and_cache_behave(info: reader.Datas
     assert batched.element_spec[0]["image"].shape == (3, 50, 16, 24, 3) and len(batched) == 2
     assert numbers_in(batched) == expected[:300]
     assert numbers_in(named(info).unbatch().batch(7)) == expected[:300]
+    assert numbers_in(tf.data.Dataset.range(2).flat_map(lambda _: named(info))) == expected[:600]
     cached = named(info).cache()
     assert numbers_in(cached) == numbers_in(cached) == expected[:300]
     assert numbers_in(tf.data.Dataset.zip(named(info), named(info)).map(lambda one, other: other)) == expected[:300]
@@ -361,21 +362,3 @@ def test_datasets_that_are_dropped_leave_no_memory(info: reader.DatasetInfo) -> 
     sizes = [read(10) for _ in range(5)]
     # The least of four: what other tests left comes and goes, a leak grows by 100 MB each time.
     assert min(after - before for before, after in pairwise(sizes)) < 5 << 20
-
-
-def test_datasets_compose(info: reader.DatasetInfo) -> None:
-    expected = stream(info, 12, 50)
-    flat = tf.data.Dataset.range(2).flat_map(lambda _: named(info, 50))
-    assert numbers_in(flat) == expected
-    train, evals = named(info, 50), reader.eval_dataset(info, "train", global_batch_size=50, features=["filename"])
-    assert [numbers_in([one]) for one, _ in tf.data.Dataset.zip(train, evals)] == [
-        expected[at : at + 50] for at in range(0, 300, 50)
-    ]
-    mixed = tf.data.Dataset.sample_from_datasets([named(info, 50), named(info, 50, seed=5)], [0.5, 0.5], seed=1)
-    assert sorted(numbers_in(mixed)) == sorted([*expected[:300], *stream(info, 6, 50, seed=5)])
-
-
-def test_iterators_that_are_alive_at_one_time_read_the_same_iteration(info: reader.DatasetInfo) -> None:
-    train = named(info, 50)
-    for one, other in tf.data.Dataset.zip(train, train):
-        assert numbers_in([one]) == numbers_in([other])
