@@ -25,7 +25,7 @@ from tests.reading.shards import draw, make_dataset
 from tests.reading.test_commands import VERBS
 from tests.reading.without import run_without
 
-FRAMEWORKS = "tensorflow,jax,torch,keras,apache_beam"
+FRAMEWORKS = "tensorflow,jax,torch,keras,grain,apache_beam"
 
 
 @pytest.fixture(scope="module")
@@ -71,12 +71,14 @@ def test_everything_public_says_what_it_does() -> None:
 
 
 PROGRAM = """
-import sys
+import pickle, sys
 import reader
 reader.train_batches, reader.eval_batches, reader.load_info, reader.augment.flip, reader.Position
 info = reader.load_info(sys.argv[1])
 batches = reader.train_batches(info, "train", global_batch_size=8, augment=reader.augment.flip_crop)
-print(sum(len(labels) for _, labels in batches), sorted(set(sys.argv[2].split(",")) & set(sys.modules)))
+records = pickle.loads(pickle.dumps(reader.records(info, "train")))
+print(sum(len(labels) for _, labels in batches), records[3]["image"].shape)
+print(sorted(set(sys.argv[2].split(",")) & set(sys.modules)))
 for name in ("train_dataset", "as_jax", "as_torch", "record_dataset", "train"):
     try:
         getattr(reader, name)
@@ -90,7 +92,8 @@ def test_reading_needs_no_framework_and_names_the_extra_that_brings_one(
 ) -> None:
     done = run_without(FRAMEWORKS, PROGRAM, tmp_path, info.url, FRAMEWORKS)
     assert done.stdout.splitlines() == [
-        "56 []",
+        "56 (16, 24, 3)",
+        "[]",
         "train_dataset TensorFlow is not installed: pip install 'imageshards[tensorflow]'",
         "as_jax JAX is not installed: pip install 'imageshards[jax]'",
         "as_torch PyTorch is not installed: pip install 'imageshards[torch]'",

@@ -96,38 +96,3 @@ def test_records_come_anywhere_in_an_epoch_and_those_of_a_run_anywhere_in_its_wi
         counts = np.stack([((draws * 4).astype(int) == quarter).sum(0) for quarter in range(4)])
         statistic = ((counts - 2.5) ** 2 / 2.5).sum(0)
         assert abs(statistic.sum() - 3 * len(statistic)) < 4 * np.sqrt(5.4 * len(statistic))
-
-
-@thoroughly
-@given(runs, hosts, st.integers(1, 20))
-def test_evaluation_reads_every_record_once_in_file_order_and_pads_with_weight_0(
-    sizes: list[int], count: int, batch: int
-) -> None:
-    first = first_of(sizes)
-    total = int(first[-1])
-    batches = -(-total // (batch * count))
-    read: list[int] = []
-    for host in range(count):
-        begin, end = order.eval_share(total, count, host)
-        windows = list(order.eval_windows(first, begin, end, batches * batch - (end - begin)))
-        read += [number for window in windows if window.weight for number in window.numbers.tolist()]
-        assert sum(len(window.numbers) for window in windows) == batches * batch
-        assert all(0 <= number < total for window in windows for number in window.numbers.tolist())
-    assert read == list(range(total))
-
-
-@thoroughly
-@given(runs, st.integers(0, 5), st.integers(0, 3))
-def test_substitutes_are_records_of_the_split_that_seed_epoch_and_number_decide(
-    sizes: list[int], seed: int, epoch: int
-) -> None:
-    first = first_of(sizes)
-    total = int(first[-1])
-    drawn = [[order.substitute(first, seed, epoch, number, draw) for draw in range(4)] for number in range(total)]
-    assert all(0 <= number < total for draws in drawn for number in draws)
-    assert drawn == [
-        [order.substitute(first, seed, epoch, number, draw) for draw in range(4)] for number in range(total)
-    ]
-    for run in range(len(first) - 1):  # a missing run costs one read for each draw
-        mine = np.array(drawn[int(first[run]) : int(first[run + 1])])
-        assert all(len(np.unique(np.searchsorted(first, mine[:, draw], "right"))) == 1 for draw in range(4))

@@ -6,10 +6,6 @@ import gc
 import itertools
 import json
 import logging
-import os
-import socket
-import subprocess
-import sys
 import threading
 import time
 from functools import partial
@@ -23,8 +19,9 @@ import pytest
 
 import reader
 from beam_pipeline.schema.example import bytes_feature, int64_feature
-from tests.make import ROOT
+from tests import servers
 from tests.reading.shards import flipped, make_dataset, numbers_in
+from tests.reading.without import run_together
 
 tf = pytest.importorskip("tensorflow", reason="TensorFlow is not installed: pip install 'imageshards[tensorflow]'")
 keras = pytest.importorskip("keras", reason="Keras is not installed: pip install 'imageshards[train]'")
@@ -195,17 +192,10 @@ print(json.dumps(said))
 @pytest.mark.soak
 def test_workers_of_a_cluster_read_their_parts_or_nothing(info: reader.DatasetInfo, tmp_path: Path) -> None:
     (tmp_path / "program.py").write_text(WORKER_PROGRAM)
-    with socket.create_server(("localhost", 0)) as one, socket.create_server(("localhost", 0)) as other:
-        ports = [str(server.getsockname()[1]) for server in (one, other)]
-    command = [sys.executable, "-W", "ignore", str(tmp_path / "program.py"), info.url]
-    pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "-1", "KERAS_BACKEND": "tensorflow"}
-    workers = [
-        subprocess.Popen([*command, str(index), *ports], cwd=ROOT, env=environment, **pipes) for index in range(2)
-    ]
-    done = [worker.communicate(timeout=200) for worker in workers]
-    for index, (worker, (said, errors)) in enumerate(zip(workers, done, strict=True)):
-        assert worker.returncode == 0, errors[-3000:]
+    command, ports = [tmp_path / "program.py", info.url], [servers.free_port(), servers.free_port()]
+    commands = ([*command, index, *ports] for index in range(2))
+    done = run_together(commands, CUDA_VISIBLE_DEVICES="-1", KERAS_BACKEND="tensorflow")
+    for index, (said, _) in enumerate(done):
         for kind, (refused, *split_again, by_context, by_hand, steps) in json.loads(said).items():
             batches = getattr(reader, kind.replace("dataset", "batches"))
             part = batches(info, "train[:120]", global_batch_size=50, host=(index, 2))
@@ -259,21 +249,6 @@ def test_keras_fits_with_exact_validation_between_epochs(info: reader.DatasetInf
     assert [labels.numpy().tolist() for _, labels in train] == [
         labels.tolist() for _, labels in itertools.islice(expected.repeat(), 18, 24)
     ]
-
-
-@needs_tensorflow_backend
-@pytest.mark.soak
-def test_keras_fits_a_model_of_several_inputs(info: reader.DatasetInfo) -> None:
-    image, age = keras.Input((16, 24, 3), name="image"), keras.Input((), dtype="int64", name="age")
-    pooled = keras.layers.GlobalAveragePooling2D()(keras.layers.Rescaling(1 / 255)(image))
-    mixed = keras.layers.Concatenate()([pooled, keras.layers.Embedding(300, 4)(age)])
-    model = keras.Model({"image": image, "age": age}, keras.layers.Dense(3)(mixed))
-    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-    model.compile(keras.optimizers.Adam(0.1), loss, weighted_metrics=["accuracy"])
-    train = reader.train_dataset(info, "train", global_batch_size=50, features=["age"])
-    evals = reader.eval_dataset(info, "train", global_batch_size=64, features=["age"])
-    history = model.fit(train, epochs=12, validation_data=evals, verbose=0).history
-    assert history["val_accuracy"][-1] > 0.95  # an age names a record
 
 
 @needs_tensorflow_backend

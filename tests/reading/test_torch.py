@@ -16,8 +16,8 @@ import pytest
 import reader
 from beam_pipeline.errors import CorruptRecordError, UsageError
 from tests import servers
-from tests.make import ROOT
 from tests.reading.shards import flipped, make_dataset, numbers_in
+from tests.reading.without import run_together
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed: pip install 'imageshards[torch]'")
 
@@ -173,13 +173,8 @@ batches = reader.train_batches(sys.argv[1], "train", global_batch_size=16, host=
 print(batches.host, batches.hosts)
 torch.distributed.destroy_process_group()
 """
-    command = [sys.executable, "-W", "ignore", "-c", program, info.url]
-    processes = [
-        subprocess.Popen([*command, str(rank), str(tmp_path / "store")], cwd=ROOT, stdout=subprocess.PIPE, text=True)
-        for rank in range(2)
-    ]
-    for rank, process in enumerate(processes):
-        assert process.communicate(timeout=120)[0] == f"{rank} 2\n"
+    done = run_together(["-c", program, info.url, rank, tmp_path / "store"] for rank in range(2))
+    assert [said for said, _ in done] == ["0 2\n", "1 2\n"]
 
 
 def test_a_transform_is_of_every_record_also_of_those_that_the_loop_before_has_read_ahead(

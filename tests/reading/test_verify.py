@@ -223,27 +223,14 @@ def test_a_fault_reads_as_one_line() -> None:
     assert str(Fault("f", None, None, "missing")) == "f: missing"
 
 
-@pytest.mark.parametrize(
-    "flags",
-    [
-        ["--splits", "train=0.75,validation=0.25", "--num_shards", "train=3,validation=2", "--one_hot"],
-        ["--compression", "gzip", "--channels", "1", "--image_size", "24"],
-    ],
-    ids=["splits", "gzip"],
-)
-def test_what_the_job_publishes_is_found_valid_locally_and_in_a_bucket(
-    photos: Path, tmp_path: Path, gcs: servers.Gcs, flags: list[str], capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize("flags", [[*make.TWO_SPLITS, "--one_hot"], ["--compression", "gzip", "--channels", "1"]])
+def test_what_the_job_publishes_is_found_valid_in_a_bucket(
+    photos: Path, tmp_path: Path, gcs: servers.Gcs, flags: list[str]
 ) -> None:
-    version = make.published(photos, tmp_path, *flags)
     bucket = gcs.new_bucket()
-    gcs.put_folder(bucket, "photos/1.0.0", version)
+    gcs.put_folder(bucket, "photos/1.0.0", make.published(photos, tmp_path, *flags))
     url = f"gs://{bucket}/photos/1.0.0"
-    capsys.readouterr()
-    for dataset in (str(version), url):
-        report = verify(dataset)
-        assert report.ok, report.faults
-        assert main(["verify", dataset]) == 0
-        assert capsys.readouterr().out.startswith("OK: 40 records in ")
+    assert str(verify(url)).startswith("OK: 40 records in ")
     shard = next(file for file in sorted(gcs.names(bucket)) if "-train.tfrecord-00000" in file and "index" not in file)
     gcs.put(bucket, shard, gcs.get(bucket, shard)[:-9])
     (fault, *_) = verify(url).faults
