@@ -18,7 +18,8 @@ from tests.reading.shards import flipped
 
 RECORDS, EPOCHS, BATCH = 37, 3, 6
 STEPS = RECORDS // BATCH * EPOCHS
-CASES = [(37, 1), (18, 1), (4, 1), (4, 4)]  # global batch size, steps_per_execution
+# Global batch size, that of evaluation, and steps_per_execution: 1 to 3 batches an evaluation.
+CASES = [(37, 9, 1), (18, 5, 1), (4, 4, 1), (4, 4, 4)]
 BACKEND = keras.backend.backend()
 Rows = list[list[int]]
 
@@ -130,43 +131,23 @@ def fits(url: str) -> dict[str, Any]:
     found: dict[str, Any] = {}
     metrics = {execution: Seen() for execution in (1, 4)}
     models = {execution: small(seen, execution) for execution, seen in metrics.items()}
-    for batch, execution in CASES:
+    for batch, evaluated, execution in CASES:
         if execution > 1 and BACKEND == "torch":
             continue  # Keras can't there
         model, seen = models[execution], metrics[execution]
         train = reader.train_batches(url, "train", global_batch_size=batch, augment=reader.augment.flip)
-        evals = reader.eval_batches(url, "validation", global_batch_size=4)
+        evals = reader.eval_batches(url, "validation", global_batch_size=evaluated)
         stops = [None, 0, len(train) - 2, None] if len(train) > 2 else [None, None]
         logs = [Log(seen, stop) for stop in stops]
         for log in logs:
             model.fit(**reader.keras.fit_arguments(train, evals), epochs=2, verbose=0, callbacks=[log])
-        found[f"{batch} {execution}"] = {
+        found[f"{batch} {evaluated} {execution}"] = {
             "epochs": [log.epochs for log in logs],
             "validations": [one for log in logs for one in log.validations],
             "predicted": len(model.predict(**reader.keras.evaluate_arguments(evals), verbose=0)),
         }
         model.evaluate(**reader.keras.evaluate_arguments(evals), verbose=0)
-        found[f"{batch} {execution}"]["validations"].append(seen.rows())
-    return found
-
-
-def constant(url: str, folder: Path) -> dict[str, list[list[float]]]:
-    """Per number of validation batches, the losses of 4 validations in `fit` and `Resume` at a learning rate of 0."""
-    found = {}
-    for batches, batch in ((1, 9), (2, 5), (3, 4), (7, 2)):
-        model = small(Seen())
-        model.compile(keras.optimizers.SGD(0.0), keras.losses.SparseCategoricalCrossentropy(from_logits=True))
-        train = reader.train_batches(url, "train", global_batch_size=BATCH)
-        # Of 9 records are 5 batches of 2, of 9 + 4 are 7.
-        evals = reader.eval_batches(
-            url, "validation+train[:4]" if batches == 7 else "validation", global_batch_size=batch
-        )
-        assert len(evals) == batches
-        history = model.fit(
-            **reader.keras.fit_arguments(train, evals), epochs=4, verbose=0, class_weight=dict.fromkeys(range(40), 2.0)
-        )
-        resumed = reader.keras.Resume(folder / f"constant {batches}", train).fit(model, evals, epochs=4, verbose=0)
-        found[str(batches)] = [list(map(float, one.history["val_loss"])) for one in (history, resumed)]
+        found[f"{batch} {evaluated} {execution}"]["validations"].append(seen.rows())
     return found
 
 
@@ -252,6 +233,6 @@ def averaged() -> Any:
 
 
 def main(url: str, folder: str) -> None:
-    trainings, path = Trainings(url, Path(folder)), Path(folder)
-    found = {"fits": fits(url), "constant": constant(url, path), "corrupt": corrupt(path)}
+    trainings = Trainings(url, Path(folder))
+    found = {"fits": fits(url), "corrupt": corrupt(Path(folder))}
     print(json.dumps({**found, "resumes": resumes(trainings)}))

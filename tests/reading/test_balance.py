@@ -52,19 +52,10 @@ def job_of(info: reader.DatasetInfo, options: dict[str, Any], shares: list[int])
     names = options.get("classes") or {name: name for name in NAMES}
     chosen = [n for n in range(sum(SHARDS)) if NAMES[label_of(n)] in names and ("where" not in options or n % 3)]
     new = sorted(set(names.values()))
-    runs: list[list[int]] = []
-    begins = [
-        begin + at
-        for begin, count in zip(itertools.accumulate([0, *SHARDS]), SHARDS, strict=False)
-        for at in range(0, count, 64)
-    ]
-    for begin, end in itertools.pairwise([*begins, sum(SHARDS)]):
-        runs.append([at for at, number in enumerate(chosen) if begin <= number < end])
+    runs, count = slow_order.runs_of(SHARDS, chosen)
     labels = [new.index(names[NAMES[label_of(number)]]) for number in chosen]
     size, seed = options.get("epoch_records", len(chosen)), options["seed"]
-    return slow_order.Job(
-        [run for run in runs if run], labels, shares, size, (sum(SHARDS), len(begins)), options["window_runs"], seed
-    ), chosen
+    return slow_order.Job(runs, labels, shares, size, (sum(SHARDS), count), options["window_runs"], seed), chosen
 
 
 @pytest.mark.parametrize("trial", [*range(8), *(pytest.param(n, marks=pytest.mark.soak) for n in range(8, 32))])
@@ -156,15 +147,6 @@ def test_ten_epochs_have_exact_counts_and_records_of_a_class_come_equally_often_
             assert np.ptp(seen[labels == label]) <= 1
         of_pass = [np.diff(draws.first)[a:b].sum() for a, b in itertools.pairwise(draws.passes.tolist())]
         assert sum(of_pass) == size and (min(of_pass) >= 1024 or len(of_pass) == 1)
-
-
-def test_counts_are_exact_and_never_fall() -> None:
-    rng = random.Random(0)
-    for _ in range(300):
-        weights = [rng.randint(1, 99) for _ in range(rng.randint(1, 9))]
-        found = np.array([counts(weights, draws) for draws in range(400)])
-        assert (found.sum(1) == np.arange(400)).all() and (np.diff(found, axis=0) >= 0).all()
-        assert (abs(found - np.outer(np.arange(400), weights) / sum(weights)) < len(weights)).all()
 
 
 def test_a_class_that_repeats_very_often_is_told(info: reader.DatasetInfo, caplog: pytest.LogCaptureFixture) -> None:

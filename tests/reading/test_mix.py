@@ -96,12 +96,10 @@ class Mix:
             wanted = rng.choice([None, list(own[:2]), {own[2]: "bird"}])
             total = sum(SHARDS[at])
             chosen = [number for number in range(total) if wanted is None or own[number % 3] in wanted]
-            heads = [0, *itertools.accumulate(SHARDS[at])]
-            runs = [(b, min(b + 64, e)) for a, e in itertools.pairwise(heads) for b in range(a, e, 64)]
-            of_run = [[at for at, number in enumerate(chosen) if begin <= number < end] for begin, end in runs]
+            runs, count = slow_order.runs_of(SHARDS[at], chosen)
             new = wanted if isinstance(wanted, dict) else {name: name for name in wanted or own}
             names.append([new[own[number % 3]] for number in chosen])
-            jobs.append(slow_order.Job([*filter(None, of_run)], [0] * len(chosen), (), 0, (total, len(runs)), 16, seed))
+            jobs.append(slow_order.Job(runs, [0] * len(chosen), (), 0, (total, count), 16, seed))
             self.numbers.append([1000 * at + number for number in chosen])
             self.pairs.append((info if wanted is None else {"dataset": info, "classes": wanted}, weight))
         scale = int(np.gcd.reduce(self.weights))

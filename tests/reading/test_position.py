@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import pickle
 import re
 from typing import Any, NamedTuple
 
@@ -110,7 +111,8 @@ def test_whatever_is_not_refused_can_be_read_on(phases: list[list[int]], records
         return
     assert sum(phase.read for phase in position.phases) < position.records
     later = position.after(1000)
-    assert Position.from_json(later.to_json()) == later
+    assert Position.from_json(later.to_json()) == pickle.loads(pickle.dumps(later)) == later
+    assert later == position.after(7).after(993)
     assert later.epoch >= position.epoch
 
 

@@ -21,7 +21,6 @@ from reader.pixels import ImageDecoder
 from tests import make
 from tests.images import kinds, test_memory
 from tests.reading.shards import each_record, make_dataset
-from tests.reading.without import run_without
 
 # Flags of the writer → image_size and resize_mode of the reader.
 WAYS: dict[str, tuple[int | tuple[int, int] | None, str]] = {
@@ -152,16 +151,6 @@ def test_for_third_party_shards_large_photos_wait_for_each_other_until_they_are_
     make.before(monkeypatch, ImageDecoder, "__call__", lambda *_: held.append(SHARED._reserved >> 20))
     assert reader.decode(photo, index, 16).shape == (16, 16, 3)
     assert (held, SHARED._reserved) == ([mebibytes], 0)
-
-
-def test_decoding_needs_neither_beam_nor_a_framework(every_kind: Path, original: Path, tmp_path: Path) -> None:
-    program = f"""
-import imageshards
-photo = open({str(every_kind / "any" / "0.jpg")!r}, "rb").read()
-print(imageshards.decode(photo, {str(original)!r}, image_size=16).shape)
-"""
-    done = run_without("apache_beam,tensorflow,keras,jax,torch", program, tmp_path)
-    assert done.stdout == "(16, 16, 3)\n"
 
 
 @pytest.mark.parametrize("arguments", [{"image_size": 0}, {"resize_mode": "zoom"}])

@@ -93,12 +93,6 @@ def test_exactly_the_selected_records_are_read_with_the_new_class_ids(
     assert sorted(epoch) == every != epoch
 
 
-def test_several_parts_of_a_split_string_are_selected_from_each(info: reader.DatasetInfo) -> None:
-    found = evaluated(info, "train[:10]+validation+train[300:]", classes=["dog"])
-    wanted = [*range(10), *range(50), *range(300, 395)]
-    assert [number for number, _ in found] == [number for number in wanted if number % 3 == 2]
-
-
 def test_all_classes_by_their_own_names_are_no_selection(info: reader.DatasetInfo) -> None:
     assert select(info, "train", classes=list(info.classes)) is None
     assert train(info, classes=list(info.classes)).start == train(info).start

@@ -207,16 +207,6 @@ def test_workers_of_a_cluster_read_their_parts_or_nothing(info: reader.DatasetIn
             assert all("Found an unshardable source dataset" in error for error in split_again), split_again
 
 
-def test_an_input_context_is_a_host_whose_replicas_take_a_batch_each(info: reader.DatasetInfo) -> None:
-    context = tf.distribute.InputContext(num_input_pipelines=3, input_pipeline_id=2, num_replicas_in_sync=6)
-    train = named(info, 60, host=context)
-    assert len(train) == 10 and train.element_spec[1].shape == (10,)
-    assert numbers_in(train) == stream(info, 5, 60, host=(2, 3))
-    for build in (reader.train_dataset, reader.eval_dataset):
-        with pytest.raises(ValueError, match="63 can't be divided by 6 replicas; the nearest that fit: 60"):
-            build(info, "train", global_batch_size=63, host=context)
-
-
 def small_model() -> Any:
     layers = [keras.layers.Rescaling(1 / 255), keras.layers.Flatten(), keras.layers.Dense(3)]
     model = keras.Sequential([keras.Input((16, 24, 3)), *layers])

@@ -14,13 +14,13 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tests.make import ROOT as ROOT
 from tests.reading.shards import make_dataset
 
 if TYPE_CHECKING:
     from reader.info import DatasetInfo
     from reader.training.options import TrainOptions
 
-ROOT = Path(__file__).parents[2]
 MODEL = '''
 import keras
 
@@ -176,11 +176,6 @@ def checkpoint_of(out: Path) -> tuple[dict[str, Any], list[Any]]:
     with np.load(max(out.glob("checkpoints/step-*"))) as file:
         document = json.loads(bytes(file["document"]))
         return document["progress"], [file[name] for name in sorted(file.files) if name != "document"]
-
-
-def make_other_dataset(folder: Path) -> str:
-    """Another one of as many records."""
-    return make_dataset(folder, {"train": [24, 16], "validation": [11]}, size=(16, 17))
 
 
 def _options(out: Path) -> TrainOptions:

@@ -110,7 +110,10 @@ def test_a_finished_training_says_so_and_does_nothing(dataset: str, finished: Pa
 
 
 def test_a_folder_that_can_not_be_continued_in_is_refused(dataset: str, finished: Path, tmp_path: Path) -> None:
-    run, other = copied(finished, tmp_path), runs.make_other_dataset(tmp_path / "1.0.0")
+    run, other = (
+        copied(finished, tmp_path),
+        make_dataset(tmp_path / "1.0.0", {"train": [24, 16], "validation": [11]}, size=(16, 17)),
+    )
     document = json.loads((run / "run.json").read_text())
     ours = "was not written by train; choose a new folder"
 
