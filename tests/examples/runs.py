@@ -16,6 +16,15 @@ import pytest
 from tests.make import ROOT
 
 EXAMPLES = ROOT / "examples"
+# Two devices of the CPU: for JAX, and a program that runs another one so with TensorFlow.
+TWO_DEVICES = "--xla_force_host_platform_device_count=2"
+HALVES = """
+import runpy, sys, tensorflow as tf
+halves = [tf.config.LogicalDeviceConfiguration()] * 2
+tf.config.set_logical_device_configuration(tf.config.list_physical_devices('CPU')[0], halves)
+sys.argv = sys.argv[1:]
+runpy.run_path(sys.argv[0], run_name='__main__')
+"""
 # 5 steps an epoch of tests/examples' dataset: a checkpoint within each, and some steps after it that a kill loses.
 OPTIONS = ("--epochs", "3", "--batch_size", "8", "--checkpoint_steps", "3")
 # What is printed after 10 steps, before they are saved; Keras then begins its third epoch.

@@ -6,18 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.examples.runs import EXAMPLES, OPTIONS, check_resume, run, skip_without
+from tests.examples.runs import EXAMPLES, HALVES, OPTIONS, TWO_DEVICES, check_resume, run, skip_without
 from tests.reading.shards import make_dataset
 
 TORCHRUN = ("-m", "torch.distributed.run", "--nproc_per_node", "2")
-TWO_DEVICES = "--xla_force_host_platform_device_count=2"
-HALVES = """
-import runpy, sys, tensorflow as tf
-halves = [tf.config.LogicalDeviceConfiguration()] * 2
-tf.config.set_logical_device_configuration(tf.config.list_physical_devices('CPU')[0], halves)
-sys.argv = sys.argv[1:]
-runpy.run_path(sys.argv[0], run_name='__main__')
-"""
 SCRIPTS = sorted(path.name for path in EXAMPLES.glob("train_*.py"))
 # The file that holds the trained arrays, and what each needs besides the reader.
 RESULTS = {

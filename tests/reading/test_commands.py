@@ -55,7 +55,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
         (["bench", "DATASET", "--images", "0"], "images must be at least 1, got 0"),
         (["bench", "DATASET", "--latency_ms", "-1"], "latency_ms must be from 0 to 10,000, got -1"),
         (["bench", "DATASET", "--latency_ms", "nan"], "latency_ms must be from 0 to 10,000, got nan"),
-        (["bench", "DATASET", "--against", "nowhere"], "'nowhere': no such file or folder, or it is empty"),
+        (["bench", "DATASET", "--against", "/nowhere"], "'/nowhere': no such file or folder, or it is empty"),
         (["train", "x", "--epochs", "few"], "--epochs 'few': give an integer from 1"),
         (["train"], "the following arguments are required: DATASET; see --help"),
         (["train", "x", "--preset", "finetune"], "unknown flag '--preset': see --help"),

@@ -212,7 +212,6 @@ ERRORS: dict[str, tuple[Any, str]] = {
     "too exact": (lambda sets: mixed({sets[0]: 1, sets[1]: 0.1234567890123}), r"have too many digits"),
     "unknown key": (lambda sets: mixed([({"dataset": sets[0], "clases": ["cat"]}, 1)]), r"did you mean .?classes"),
     "no dataset": (lambda sets: mixed([({"classes": ["cat"]}, 1)]), r"no dataset: None"),
-    "no class": (lambda sets: mixed([({"dataset": sets[0], "classes": ["yak"]}, 1)]), r"there is no class 'yak'"),
     "batch_size": (lambda sets: mixed({sets[0]: 1}, batch_size=3), r"there is no argument batch_size=: give global_"),
 }
 

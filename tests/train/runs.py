@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import itertools
 import json
-import os
 import signal
 import sys
 import zipfile
@@ -15,7 +14,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tests.make import ROOT as ROOT
-from tests.reading.shards import make_dataset
 
 if TYPE_CHECKING:
     from reader.info import DatasetInfo
@@ -72,53 +70,6 @@ def killed_at(moment: str) -> Iterator[None]:
         yield
     finally:
         setattr(owner, name, function)
-
-
-def two_devices() -> None:
-    """Divide the CPU, before anything else of the backend."""
-    import keras
-
-    os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=2 --xla_backend_optimization_level=0"
-    if keras.backend.backend() == "tensorflow":
-        import tensorflow as tf
-
-        halves = [tf.config.LogicalDeviceConfiguration()] * 2
-        tf.config.set_logical_device_configuration(tf.config.list_physical_devices("CPU")[0], halves)
-
-
-def use_devices(count: int) -> None:
-    """Let a run find so many of them."""
-    import keras
-
-    if keras.backend.backend() == "tensorflow":
-        from tensorflow import config as module
-
-        name = "list_logical_devices"
-    else:
-        import jax as module
-
-        name = "devices"
-    listed = _LISTED.setdefault(name, getattr(module, name))
-    setattr(module, name, lambda *args, **named: listed(*args, **named)[:count])
-
-
-_LISTED: dict[str, Any] = {}
-
-
-def one_step_on_one_and_two(folder: Path) -> None:
-    """Train a step of all records into folder/one and, on two devices, folder/two."""
-    from reader.info import load_info
-    from reader.training.fit import train
-    from reader.training.options import TrainOptions
-
-    info = load_info(make_dataset(folder / "1.0.0", {"train": [8]}, size=(16, 16)))
-    for count, name in ((1, "one"), (2, "two")):
-        use_devices(count)
-        done = train(
-            info,
-            TrainOptions(out=str(folder / name), image_size=16, batch_size=8, epochs=1, seed=5, eval_split="none"),
-        )
-        assert done.devices.startswith(f"{count} CPU devices" if count > 1 else "the CPU"), done.devices
 
 
 def linear(shape: tuple[int, ...], classes: int) -> Any:
@@ -190,8 +141,5 @@ def _options(out: Path) -> TrainOptions:
 if __name__ == "__main__":
     from reader.info import load_info
 
-    two_devices()
-    use_devices(1)
     with random_layers_in(Path(sys.argv[2])):
         kill_and_continue(load_info(sys.argv[1]), Path(sys.argv[2]), MOMENTS)
-    one_step_on_one_and_two(Path(sys.argv[2]))

@@ -2,25 +2,22 @@
 
 from __future__ import annotations
 
-import functools
 import json
 import os
 import random
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from reader.info import load_info
+from tests.examples.runs import HALVES, TWO_DEVICES
 from tests.reading.shards import make_dataset
+from tests.reading.without import run_together
 from tests.train import runs
-
-SOAKED = [pytest.param(backend, marks=pytest.mark.soak) for backend in ("tensorflow", "jax")]
-on_all_backends = pytest.mark.parametrize("folder", ["here", *SOAKED], indirect=True)
 
 
 def environment_of(backend: str, compiled: Path) -> dict[str, str]:
@@ -38,51 +35,32 @@ def check_same(run: Path, plain: Path) -> None:
     assert runs.metrics_of(run) == runs.metrics_of(plain)
 
 
-@pytest.fixture(scope="module")
-def folder_of(dataset: str, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """The runs of runs.py on a backend, or `here` of one kill in this process; made once for each."""
-
-    @functools.cache
-    def made(where: str) -> Path:
-        folder: Path = tmp_path_factory.mktemp(where) / "runs"
-        if where == "here":
-            with runs.random_layers_in(folder):
-                runs.kill_and_continue(load_info(dataset), folder, ["evaluation"])
-            return folder
-        environment = environment_of(where, folder.with_name("jax"))
-        subprocess.run([sys.executable, runs.__file__, dataset, str(folder)], env=environment, check=True, timeout=600)
-        return folder
-
-    return made
-
-
-@pytest.fixture
-def folder(request: pytest.FixtureRequest, folder_of: Callable[[str], Path]) -> Path:
-    if request.param != "here":
-        pytest.importorskip(request.param)
-    return folder_of(request.param)
-
-
-@pytest.mark.parametrize(
-    ("folder", "name"),
-    [
-        ("here", "evaluation"),
-        *(
-            pytest.param(backend, name, marks=pytest.mark.soak)
-            for backend in ("tensorflow", "jax")
-            for name in runs.MOMENTS
-        ),
-    ],
-    indirect=["folder"],
+@pytest.fixture(
+    scope="module", params=["here", *(pytest.param(one, marks=pytest.mark.soak) for one in ("tensorflow", "jax"))]
 )
-def test_a_stopped_run_continues_to_the_same_bits(folder: Path, name: str) -> None:
-    check_same(folder / name, folder / "plain")
-    (_, here), (_, plain) = (runs.checkpoint_of(folder / run) for run in (name, "plain"))
-    assert all(map(np.array_equal, here[:-4], plain[:-4]))  # all but the sums of metrics, which an epoch resets
-    assert len(list(folder.glob(f"{name}/checkpoints/step-*"))) == 2
+def folder(request: pytest.FixtureRequest, dataset: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The runs of runs.py on a backend; or `here` of one kill in this process."""
+    folder: Path = tmp_path_factory.mktemp(request.param) / "runs"
+    if request.param == "here":
+        with runs.random_layers_in(folder):
+            runs.kill_and_continue(load_info(dataset), folder, ["evaluation"])
+    else:
+        pytest.importorskip(request.param)
+        environment = environment_of(request.param, folder.with_name("jax"))
+        subprocess.run([sys.executable, runs.__file__, dataset, str(folder)], env=environment, check=True, timeout=600)
+    return folder
 
 
-@on_all_backends
+def test_a_stopped_run_continues_to_the_same_bits(folder: Path) -> None:
+    killed = [folder / moment for moment in runs.MOMENTS if (folder / moment).exists()]
+    assert killed
+    for run in killed:
+        check_same(run, folder / "plain")
+        (_, here), (_, plain) = map(runs.checkpoint_of, (run, folder / "plain"))
+        assert all(map(np.array_equal, here[:-4], plain[:-4])), run  # but the sums of metrics, which an epoch resets
+        assert len(list(run.glob("checkpoints/step-*"))) == 2, run
+
+
 def test_early_stopping_ends_with_the_best_epoch(folder: Path) -> None:
     lines, run = runs.metrics_of(folder / "plain"), json.loads((folder / "plain/run.json").read_text())
     losses = [line["val_loss"] for line in lines]
@@ -92,9 +70,21 @@ def test_early_stopping_ends_with_the_best_epoch(folder: Path) -> None:
     assert not all(map(np.array_equal, *models))
 
 
-@pytest.mark.parametrize("folder", SOAKED, indirect=True)
-def test_a_step_on_two_devices_is_that_of_one(folder: Path) -> None:
-    (one, here), (two, there) = (runs.checkpoint_of(folder / name) for name in ("one", "two"))
+@pytest.mark.soak
+@pytest.mark.parametrize("backend", ["tensorflow", "jax"])
+def test_a_step_on_two_devices_is_that_of_one(tmp_path: Path, backend: str) -> None:
+    pytest.importorskip(backend)
+    url = make_dataset(tmp_path / "1.0.0", {"train": [8]}, size=(16, 16))
+    flags, found = "--image_size 16 --batch_size 8 --epochs 1 --seed 5 --eval_split none", []
+    halves = ["-c", HALVES, runs.ROOT / "reader" / "__main__.py"]
+    for name in ("one", "two"):
+        program = halves if name == "two" and backend == "tensorflow" else ["-m", "reader"]
+        command = [*program, "train", url, *flags.split(), "--out", tmp_path / name]
+        two = {"XLA_FLAGS": f"{os.environ['XLA_FLAGS']} {TWO_DEVICES}"} if name == "two" else {}
+        run_together([command], [{**environment_of(backend, tmp_path / "jax"), **two}])
+        assert ("2 CPU devices" in (tmp_path / name / "run.json").read_text()) == (name == "two")
+        found.append(runs.checkpoint_of(tmp_path / name))
+    (one, here), (two, there) = found
     assert one["step"] == two["step"] == 1 and one["position"] == two["position"]
     assert len(here) == len(there) > 10
     for array, other in zip(here, there, strict=True):
