@@ -170,9 +170,6 @@ class Trainings:
         losses = map(float, history.history.get("val_loss", []))
         return digest(model), list(map(list, zip(history.epoch, losses, strict=True)))
 
-    def names(self, name: str) -> list[str]:
-        return sorted(path.name for path in (self.folder / name).iterdir())
-
 
 def resumes(trainings: Trainings) -> dict[str, Any]:
     """The hashes and errors of many trainings."""
@@ -184,7 +181,7 @@ def resumes(trainings: Trainings) -> dict[str, Any]:
             fit(again, callbacks=[Do(again, stop, interrupt)])
     found["interrupted again"] = error_of(lambda: fit(again))
     found["stopped"] = fit(resume("stopped"))
-    found["files"] = trainings.names("stopped")
+    found["files"] = sorted(path.name for path in (trainings.folder / "stopped").iterdir())
     model = stateful()
     found["finished"] = fit(resume("stopped"), model)
 

@@ -228,12 +228,8 @@ def test_sources_that_differ_are_refused(datasets: Datasets, tmp_path: Path) -> 
     large = shards.make_dataset(tmp_path / "1.0.0", {"train": [9]}, size=(16, 8))
     with pytest.raises(UsageError, match=r"the sources have images of 8x8x3 and 16x8x3 .*: give image_size"):
         reader.mix({datasets[0]: 1, large: 1}, global_batch_size=2)
-    assert next(iter(reader.mix({datasets[0]: 1, large: 1}, global_batch_size=2, image_size=8)))[0].shape == (
-        2,
-        8,
-        8,
-        3,
-    )
+    resized, _ = next(iter(reader.mix({datasets[0]: 1, large: 1}, global_batch_size=2, image_size=8)))
+    assert resized.shape == (2, 8, 8, 3)
     with pytest.raises(UsageError, match=r"there is no 'number'"):
         mixed({datasets[0]: 1, large: 1}, image_size=8)
 

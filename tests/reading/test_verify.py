@@ -17,7 +17,7 @@ from beam_pipeline.schema.manifest import seal_manifest
 from imageshards import main
 from reader import verify
 from reader.tools.verify import Fault
-from tests import make, servers
+from tests import make
 from tests.reading.shards import make_dataset, make_record, offsets
 
 FIRST, SHARD = (f"photos-train.tfrecord-0000{number}-of-00002" for number in range(2))
@@ -221,17 +221,3 @@ def test_an_index_of_other_files_is_repaired_by_another_one(tmp_path: Path, caps
 def test_a_fault_reads_as_one_line() -> None:
     assert str(Fault("f", 3, 70, "wrong")) == "f: record 3 at byte 70: wrong"
     assert str(Fault("f", None, None, "missing")) == "f: missing"
-
-
-@pytest.mark.parametrize("flags", [[*make.TWO_SPLITS, "--one_hot"], ["--compression", "gzip", "--channels", "1"]])
-def test_what_the_job_publishes_is_found_valid_in_a_bucket(
-    photos: Path, tmp_path: Path, gcs: servers.Gcs, flags: list[str]
-) -> None:
-    bucket = gcs.new_bucket()
-    gcs.put_folder(bucket, "photos/1.0.0", make.published(photos, tmp_path, *flags))
-    url = f"gs://{bucket}/photos/1.0.0"
-    assert str(verify(url)).startswith("OK: 40 records in ")
-    shard = next(file for file in sorted(gcs.names(bucket)) if "-train.tfrecord-00000" in file and "index" not in file)
-    gcs.put(bucket, shard, gcs.get(bucket, shard)[:-9])
-    (fault, *_) = verify(url).faults
-    assert fault.file == f"gs://{bucket}/{shard}" and "bytes, the manifest says" in fault.what

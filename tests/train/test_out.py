@@ -131,7 +131,8 @@ def test_a_folder_that_can_not_be_continued_in_is_refused(dataset: str, finished
     for text in ("{", '{"epoch": 1}\n'):
         (run / "metrics.jsonl").write_text(text)
         refused(f"its metrics.jsonl {ours}")
-    for text in ("[]", json.dumps({"finished": True, "configuration": document["configuration"]})):
+    deep, of_ours = "[" * 100_000, {"finished": True, "configuration": document["configuration"]}
+    for text in ("[]", deep, '{"finished": ' + deep, json.dumps(of_ours)):
         (run / "run.json").write_text(text)
         refused(f"its run.json {ours}")
     (run / "run.json").unlink()
@@ -199,7 +200,7 @@ def test_a_checkpoint_that_can_not_be_used_is_told_and_the_one_before_is_taken(
         assert runs.metrics_of(out) == runs.metrics_of(finished)
 
 
-@pytest.mark.parametrize("kind", [*BY_HAND, "cut"])
+@pytest.mark.parametrize("kind", [*BY_HAND, "cut", "nested too deeply"])
 def test_checkpoints_none_of_which_can_be_used_are_an_error_of_one_line(
     dataset: str, finished: Path, tmp_path: Path, kind: str
 ) -> None:
@@ -207,6 +208,9 @@ def test_checkpoints_none_of_which_can_be_used_are_an_error_of_one_line(
     if kind == "cut":
         for file in out.glob("checkpoints/step-*"):
             file.write_bytes(file.read_bytes()[:100])
+    elif kind == "nested too deeply":
+        for file in out.glob("checkpoints/step-*"):
+            np.savez(file, document=np.frombuffer(b"[" * 100_000, np.uint8))
     else:
         edit(out, BY_HAND[kind])
     with pytest.raises(ImageShardsError) as error:
