@@ -81,11 +81,6 @@ def test_every_record_of_every_file_once_with_all_of_its_features(tmp_path: Path
     assert labels(one) == list(range(70, 140)) and specs(one) == {"label": ([], "int64")}
 
 
-def test_lists_can_be_padded_to_batches(tmp_path: Path) -> None:
-    dataset = reader.record_dataset(photos(tmp_path / "a", 5), keys=["label", "tags"])
-    assert next(iter(dataset.padded_batch(5)))["tags"].shape == [5, 2]
-
-
 def test_plain_and_packed_files_in_one_pattern(tmp_path: Path) -> None:
     for place, compression in enumerate(("", "GZIP", "")):
         photos(tmp_path / f"{place}.tfrec", 70, compression, 70 * place)

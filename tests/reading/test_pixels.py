@@ -398,17 +398,6 @@ def test_a_users_fault_is_one_line_and_never_a_corrupt_record(
     assert kind is not UsageError or "\n" not in str(error.value)
 
 
-def test_a_keras_layer_is_refused_or_works_with_a_lambda(info: reader.DatasetInfo) -> None:
-    import keras
-
-    layer = keras.layers.RandomFlip("horizontal", seed=1)
-    with pytest.raises(UsageError) as error:
-        augmented(info, layer)
-    assert "\n" not in str(error.value)
-    flip = keras.layers.Rescaling(1, dtype="uint8")
-    assert augmented(info, lambda image, seed: flip(image)).shape == (40, 12, 16, 3)
-
-
 def test_arrays_of_other_kinds_are_taken(info: reader.DatasetInfo) -> None:
     tf = pytest.importorskip("tensorflow", reason="TensorFlow is not installed: pip install 'imageshards[tensorflow]'")
     torch = pytest.importorskip("torch", reason="PyTorch is not installed: pip install 'imageshards[torch]'")

@@ -5,9 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import pickle
-import threading
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +21,6 @@ from imageshards import main
 from reader.position import Position
 from reader.runs import RunTable, SelectedTable
 from reader.select import select
-from reader.tables import Columns
 from tests import servers
 from tests.reading import shards
 
@@ -128,19 +125,6 @@ def test_only_the_columns_that_are_asked_for_are_read(
     ranges.clear()
     train(info, classes=["cat"])
     assert sum(size for _, start, size in ranges if start) == 2 * 4 * 395  # class, then bytes
-
-
-def test_headers_of_several_tables_are_read_at_once(info: reader.DatasetInfo, monkeypatch: pytest.MonkeyPatch) -> None:
-    read_range, both = LocalStorage.read_range, threading.Barrier(2, timeout=20)
-
-    def waiting(self: LocalStorage, url: str, start: int, stop: int | None, out: memoryview | None = None) -> Any:
-        both.wait()  # breaks if one header is read after the other
-        return read_range(self, url, start, stop, out)
-
-    tables = [Columns(info, shard) for shard in info.splits["train"].shards[:2]]
-    monkeypatch.setattr(LocalStorage, "read_range", waiting)
-    with ThreadPoolExecutor(2) as pool:
-        assert len(list(pool.map(len, tables))) == 2
 
 
 @pytest.mark.parametrize(

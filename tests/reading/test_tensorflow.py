@@ -221,27 +221,6 @@ needs_tensorflow_backend = pytest.mark.skipif(
 
 
 @needs_tensorflow_backend
-def test_keras_fits_with_exact_validation_between_epochs(info: reader.DatasetInfo) -> None:
-    train = reader.train_dataset(info, "train", global_batch_size=50, augment=reader.augment.flip_crop)
-    evals = reader.eval_dataset(info, "validation", global_batch_size=16)  # 37 records in 48 rows
-    model = small_model()
-    history = model.fit(train, epochs=3, validation_data=evals, verbose=0).history
-    right = np.concatenate(
-        [
-            (model.predict_on_batch(images).argmax(-1) == labels)[weights > 0]
-            for images, labels, weights in evals.as_numpy_iterator()
-        ]
-    )
-    assert len(right) == 37 and abs(history["val_accuracy"][-1] - right.mean()) < 1e-6
-    assert int(model.optimizer.iterations) == 18
-    # Three epochs were trained, so the fourth comes next.
-    expected = reader.train_batches(info, "train", global_batch_size=50)
-    assert [labels.numpy().tolist() for _, labels in train] == [
-        labels.tolist() for _, labels in itertools.islice(expected.repeat(), 18, 24)
-    ]
-
-
-@needs_tensorflow_backend
 def test_a_corrupt_record_ends_fit_with_its_file_record_and_offset(corrupt: tuple[str, str]) -> None:
     info, where = corrupt
     epochs: list[int] = []
