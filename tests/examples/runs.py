@@ -37,22 +37,13 @@ _ENVIRONMENT = {
     "NPROC": "8",  # XLA's threads: with one a device, two devices may wait for each other for ever
     "TF_CPP_MIN_LOG_LEVEL": "2",
 }
-_NEEDS = {
-    "keras": ("Keras", "train"),
-    "tensorflow": ("TensorFlow", "tensorflow"),
-    "jax": ("JAX", "jax"),
-    "torch": ("PyTorch", "torch"),
-    "grain": ("Grain", "examples"),
-    "orbax": ("Orbax", "examples"),
-}
 
 
 def skip_without(*modules: str) -> None:
     """Skip a test if one of them isn't installed."""
-    for module in modules:
-        if find_spec(module) is None:
-            name, extra = _NEEDS[module]
-            pytest.skip(f"{name} is not installed: pip install 'imageshards[{extra}]'")
+    if missing := [module for module in modules if find_spec(module) is None]:
+        extras = "examples,jax,tensorflow,torch,train"
+        pytest.skip(f"{', '.join(missing)} not installed: pip install 'imageshards[{extras}]'")
 
 
 def run(command: Sequence[object], environment: Mapping[str, str]) -> tuple[int, str]:

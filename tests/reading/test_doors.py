@@ -164,8 +164,7 @@ def test_every_byte_of_evaluation_is_the_same_on_every_door(info: reader.Dataset
 def test_hosts_with_fewer_records_than_steps_evaluate_each_once_and_know_their_length(
     info: reader.DatasetInfo, batch: int, hosts: int, pad: bool
 ) -> None:
-    doors: list[Callable[[Any], Any]] = [lambda evals: evals, reader.as_tf, reader.as_torch]
-    for door in doors:
+    for door in (lambda evals: evals, reader.as_tf, reader.as_torch):
         found = []
         for host in range(hosts):
             options: dict[str, Any] = {"global_batch_size": batch, "host": (host, hosts), "pad": pad}

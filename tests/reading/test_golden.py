@@ -25,11 +25,6 @@ def recorded(kind: str) -> list[Any]:
     return cases
 
 
-def name_of(kind: str, one: Any) -> str:
-    """What a case asks for, in its order."""
-    return re.sub(r'[{}",: ]+', "-", f"{kind} {json.dumps(one['case'])}").strip("-")
-
-
 def golden(*kinds: str) -> pytest.MarkDecorator:
     """Parametrizes a test by the recorded cases of some kinds; `one` is a case and what was seen.
 
@@ -38,7 +33,11 @@ def golden(*kinds: str) -> pytest.MarkDecorator:
     return pytest.mark.parametrize(
         ("kind", "one"),
         [
-            pytest.param(kind, one, id=name_of(kind, one), marks=[pytest.mark.soak] if number % 4 else [])
+            pytest.param(
+                *(kind, one),
+                id=re.sub(r'[{}",: ]+', "-", f"{kind} {json.dumps(one['case'])}"),  # what it asks for, in its order
+                marks=[pytest.mark.soak] if number % 4 else [],
+            )
             for kind in kinds
             for number, one in enumerate(recorded(kind))
         ],

@@ -24,7 +24,7 @@ from beam_pipeline.images import convert
 from imageshards import main
 from reader import index, verify
 from reader.pixels import decode_pixels
-from tests import make, servers
+from tests import make
 from tests.images import tiffs
 from tests.images.test_codec import OWN_SIZE
 from tests.images.tiffs import page
@@ -437,15 +437,6 @@ def test_mean_and_deviation_are_those_of_the_pixels_that_the_readers_give(tmp_pa
     assert info.manifest["image"]["sampled_images"] == len(images)
     np.testing.assert_allclose(info.image.mean, pixels.mean((0, 1, 2)) / 255, atol=1e-6)
     np.testing.assert_allclose(info.image.std, pixels.std((0, 1, 2)) / 255, atol=1e-6)
-
-
-def test_an_index_of_remote_files(tmp_path: Path, gcs: servers.Gcs) -> None:
-    bucket = gcs.new_bucket()
-    gcs.put_folder(bucket, "records", write(tmp_path / "files", "tfds", {"a": 65, "b": 10}))
-    info = index(f"gs://{bucket}/records/*", str(tmp_path / "index")).info
-    assert info.splits["train"].shards[0].file == f"gs://{bucket}/records/a"
-    images, _ = next(iter(reader.train_dataset(info, "train", global_batch_size=75)))
-    assert images.shape == (75, *SIZE, 3)
 
 
 def test_gzip_files_can_be_uncompressed_as_the_error_says(tmp_path: Path) -> None:
