@@ -83,14 +83,8 @@ WRONG: dict[str, tuple[Callable[[Any, Any], Any], str]] = {
         lambda train, evals: reader.as_jax(train(), "data"),  # type: ignore[arg-type]
         "mesh must be a jax.sharding.Mesh, or a jax.sharding.Sharding of a batch, got 'data'",
     ),
-    "endless": (
-        lambda train, evals: on_one_device(evals(True)).repeat(),
-        "evaluation ends: only the batches of train_",
-    ),
-    "no padding": (
-        lambda train, evals: on_one_device(evals(False)),
-        "batches without padding differ in size, which no",
-    ),
+    "endless": (lambda train, evals: on_one_device(evals(True)).repeat(), "evaluation ends: only the batches of train"),
+    "no padding": (lambda train, evals: on_one_device(evals(False)), "batches without padding differ in size, which"),
 }
 
 
