@@ -30,8 +30,8 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 # Files whose tests take long, each some in processes of their own: begun first, so that none is left for the end.
 _SLOW_FILES = (
-    *("test_soak.py", "test_keras.py", "test_continue.py", "test_scripts.py", "test_readme.py"),
-    *("test_train.py", "test_models.py", "test_decoder.py", "test_faults.py", "test_base.py", "test_run.py"),
+    *("test_keras.py", "test_continue.py", "test_scripts.py", "test_readme.py"),
+    *("test_models.py", "test_decoder.py", "test_faults.py", "test_base.py", "test_run.py"),
     *("test_tutorial.py", "test_out.py", "test_recipes.py", "test_kill.py", "test_torch.py"),
     *("test_resume.py", "test_predict.py", "test_import_rules.py", "test_graph.py", "test_user_pipeline.py"),
     *("test_pixels.py", "test_tensorflow.py", "test_packaging.py", "test_golden.py", "test_duplicates.py"),

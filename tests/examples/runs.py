@@ -16,6 +16,15 @@ import pytest
 from tests.make import ROOT
 
 EXAMPLES = ROOT / "examples"
+# Two devices of the CPU: for JAX, and a program that runs another one so with TensorFlow.
+TWO_DEVICES = "--xla_force_host_platform_device_count=2"
+HALVES = """
+import runpy, sys, tensorflow as tf
+halves = [tf.config.LogicalDeviceConfiguration()] * 2
+tf.config.set_logical_device_configuration(tf.config.list_physical_devices('CPU')[0], halves)
+sys.argv = sys.argv[1:]
+runpy.run_path(sys.argv[0], run_name='__main__')
+"""
 # 5 steps an epoch of tests/examples' dataset: a checkpoint within each, and some steps after it that a kill loses.
 OPTIONS = ("--epochs", "3", "--batch_size", "8", "--checkpoint_steps", "3")
 # What is printed after 10 steps, before they are saved; Keras then begins its third epoch.
@@ -28,22 +37,13 @@ _ENVIRONMENT = {
     "NPROC": "8",  # XLA's threads: with one a device, two devices may wait for each other for ever
     "TF_CPP_MIN_LOG_LEVEL": "2",
 }
-_NEEDS = {
-    "keras": ("Keras", "train"),
-    "tensorflow": ("TensorFlow", "tensorflow"),
-    "jax": ("JAX", "jax"),
-    "torch": ("PyTorch", "torch"),
-    "grain": ("Grain", "examples"),
-    "orbax": ("Orbax", "examples"),
-}
 
 
 def skip_without(*modules: str) -> None:
     """Skip a test if one of them isn't installed."""
-    for module in modules:
-        if find_spec(module) is None:
-            name, extra = _NEEDS[module]
-            pytest.skip(f"{name} is not installed: pip install 'imageshards[{extra}]'")
+    if missing := [module for module in modules if find_spec(module) is None]:
+        extras = "examples,jax,tensorflow,torch,train"
+        pytest.skip(f"{', '.join(missing)} not installed: pip install 'imageshards[{extras}]'")
 
 
 def run(command: Sequence[object], environment: Mapping[str, str]) -> tuple[int, str]:

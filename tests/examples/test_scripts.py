@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.examples.runs import EXAMPLES, OPTIONS, check_resume, run, skip_without
+from tests.examples.runs import EXAMPLES, HALVES, OPTIONS, TWO_DEVICES, check_resume, run, skip_without
 from tests.reading.shards import make_dataset
 
+TORCHRUN = ("-m", "torch.distributed.run", "--nproc_per_node", "2")
 SCRIPTS = sorted(path.name for path in EXAMPLES.glob("train_*.py"))
 # The file that holds the trained arrays, and what each needs besides the reader.
 RESULTS = {
@@ -51,3 +52,46 @@ def test_an_example_is_short_and_the_readme_says_whom_it_is_for(script: str) -> 
     lines = len((EXAMPLES / script).read_text().splitlines())
     assert lines <= (128 if script == "train_torch.py" else 90)
     assert f"]({script})" in (EXAMPLES / "README.md").read_text()
+
+
+# Script, launcher, flags of the script, environment.
+WAYS: dict[str, tuple[str, tuple[str, ...], tuple[str, ...], dict[str, str]]] = {
+    "two processes of torchrun, one of which is killed": ("train_torch.py", TORCHRUN, (), {}),
+    "a checkpoint that is due at the end of an epoch": ("train_torch.py", (), ("--checkpoint_steps", "5"), {}),
+    "JAX on two devices": ("train_jax.py", (), (), {"XLA_FLAGS": TWO_DEVICES}),
+    "Keras on JAX": ("train_keras.py", (), (), {"KERAS_BACKEND": "jax", "XLA_FLAGS": TWO_DEVICES}),
+    "Keras on PyTorch": ("train_keras.py", (), (), {"KERAS_BACKEND": "torch"}),
+    "Keras under a mirrored strategy": ("train_keras.py", ("-c", HALVES), (), {"KERAS_BACKEND": "tensorflow"}),
+}
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("way", WAYS)
+def test_it_continues_on_several_processes_and_devices_and_on_other_backends(
+    url: str, tmp_path: Path, way: str
+) -> None:
+    script, launcher, more, environment = WAYS[way]
+    result, *modules = RESULTS[script]
+    skip_without(*modules, *(module for module in ("jax", "torch") if module == environment.get("KERAS_BACKEND")))
+    check_resume(script, url, tmp_path, result, launcher, more, **environment)
+
+
+@pytest.mark.soak
+def test_no_thread_of_the_process_group_is_left_when_python_ends(url: str, tmp_path: Path) -> None:
+    """Gloo's threads need the interpreter to free their tensors: one that is ending aborts the process instead."""
+    skip_without("torch")
+    script = tmp_path / "threads.py"
+    script.write_text(
+        "import atexit, runpy, sys\n"
+        "from pathlib import Path\n"
+        "def tell():\n"
+        "    threads = [path.read_text().strip() for path in Path('/proc/self/task').glob('*/comm')]\n"
+        "    print(f'\\n{len(threads)} threads are left:', *threads, flush=True)\n"
+        "atexit.register(tell)\n"
+        "sys.argv = sys.argv[1:]\n"
+        "runpy.run_path(sys.argv[0], run_name='__main__')\n"
+    )
+    command = (*TORCHRUN, script, EXAMPLES / "train_torch.py", url, "--epochs", "1", "--out", tmp_path / "run")
+    code, said = run(command, {})
+    left = [line for line in said.splitlines() if "threads are left:" in line]
+    assert code == 0 and len(left) == 2 and not any("gloo" in line for line in left), said

@@ -52,13 +52,19 @@ def slim(number: int) -> tf.train.Example:
 KINDS = {"tutorial": tutorial, "keras": keras, "tfds": tfds, "slim": slim}
 
 
+def write_examples(path: Path, *examples: tf.train.Example | bytes, compression: str = "") -> Path:
+    """A file of these records, as TensorFlow writes it."""
+    with tf.io.TFRecordWriter(str(path), compression) as writer:
+        for one in examples:
+            writer.write(one if isinstance(one, bytes) else one.SerializeToString())
+    return path
+
+
 def write(folder: Path, kind: str, files: dict[str, int], compression: str = "") -> Path:
     """TFRecord files as the kind's tools write them: name → records, numbered on through all files."""
     folder.mkdir(parents=True, exist_ok=True)
     number = 0
     for name, count in files.items():
-        with tf.io.TFRecordWriter(str(folder / name), compression) as writer:
-            for _ in range(count):
-                writer.write(KINDS[kind](number).SerializeToString())
-                number += 1
+        write_examples(folder / name, *map(KINDS[kind], range(number, number + count)), compression=compression)
+        number += count
     return folder

@@ -1,16 +1,10 @@
-"""Fits of Keras on one backend, for test_keras.py: python -m tests.reading.keras_fits URL FOLDER [kill]
-
-Prints what was trained on and the weights' hashes as JSON. With `kill` it kills itself within the training.
-"""
+"""Fits of Keras on one backend, for test_keras.py: prints what was trained on and the weights' hashes as JSON."""
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
-import os
-import random
-import signal
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -20,11 +14,12 @@ import numpy as np
 from keras import ops
 
 import reader
-from beam_pipeline.errors import UsageError
+from tests.reading.shards import flipped
 
 RECORDS, EPOCHS, BATCH = 37, 3, 6
 STEPS = RECORDS // BATCH * EPOCHS
-CASES = [(37, 1), (18, 1), (4, 1), (4, 4)]  # global batch size, steps_per_execution
+# Global batch size, that of evaluation, and steps_per_execution: 1 to 3 batches an evaluation.
+CASES = [(37, 9, 1), (18, 5, 1), (4, 4, 1), (4, 4, 4)]
 BACKEND = keras.backend.backend()
 Rows = list[list[int]]
 
@@ -136,43 +131,23 @@ def fits(url: str) -> dict[str, Any]:
     found: dict[str, Any] = {}
     metrics = {execution: Seen() for execution in (1, 4)}
     models = {execution: small(seen, execution) for execution, seen in metrics.items()}
-    for batch, execution in CASES:
+    for batch, evaluated, execution in CASES:
         if execution > 1 and BACKEND == "torch":
             continue  # Keras can't there
         model, seen = models[execution], metrics[execution]
         train = reader.train_batches(url, "train", global_batch_size=batch, augment=reader.augment.flip)
-        evals = reader.eval_batches(url, "validation", global_batch_size=4)
+        evals = reader.eval_batches(url, "validation", global_batch_size=evaluated)
         stops = [None, 0, len(train) - 2, None] if len(train) > 2 else [None, None]
         logs = [Log(seen, stop) for stop in stops]
         for log in logs:
             model.fit(**reader.keras.fit_arguments(train, evals), epochs=2, verbose=0, callbacks=[log])
-        found[f"{batch} {execution}"] = {
+        found[f"{batch} {evaluated} {execution}"] = {
             "epochs": [log.epochs for log in logs],
             "validations": [one for log in logs for one in log.validations],
             "predicted": len(model.predict(**reader.keras.evaluate_arguments(evals), verbose=0)),
         }
         model.evaluate(**reader.keras.evaluate_arguments(evals), verbose=0)
-        found[f"{batch} {execution}"]["validations"].append(seen.rows())
-    return found
-
-
-def constant(url: str, folder: Path) -> dict[str, list[list[float]]]:
-    """Per number of validation batches, the losses of 4 validations in `fit` and `Resume` at a learning rate of 0."""
-    found = {}
-    for batches, batch in ((1, 9), (2, 5), (3, 4), (7, 2)):
-        model = small(Seen())
-        model.compile(keras.optimizers.SGD(0.0), keras.losses.SparseCategoricalCrossentropy(from_logits=True))
-        train = reader.train_batches(url, "train", global_batch_size=BATCH)
-        # Of 9 records are 5 batches of 2, of 9 + 4 are 7.
-        evals = reader.eval_batches(
-            url, "validation+train[:4]" if batches == 7 else "validation", global_batch_size=batch
-        )
-        assert len(evals) == batches
-        history = model.fit(
-            **reader.keras.fit_arguments(train, evals), epochs=4, verbose=0, class_weight=dict.fromkeys(range(40), 2.0)
-        )
-        resumed = reader.keras.Resume(folder / f"constant {batches}", train).fit(model, evals, epochs=4, verbose=0)
-        found[str(batches)] = [list(map(float, one.history["val_loss"])) for one in (history, resumed)]
+        found[f"{batch} {evaluated} {execution}"]["validations"].append(seen.rows())
     return found
 
 
@@ -195,53 +170,32 @@ class Trainings:
         losses = map(float, history.history.get("val_loss", []))
         return digest(model), list(map(list, zip(history.epoch, losses, strict=True)))
 
-    def names(self, name: str) -> list[str]:
-        return sorted(path.name for path in (self.folder / name).iterdir())
-
-
-def stopped_at() -> tuple[int, int]:
-    """Two steps: of the first kill, and of the second, later."""
-    generator = random.Random(BACKEND)
-    first = generator.randrange(2, STEPS // 2)
-    return first, generator.randrange(first + 1, STEPS)
-
 
 def resumes(trainings: Trainings) -> dict[str, Any]:
     """The hashes and errors of many trainings."""
     fit, resume, found = trainings.fit, trainings.resume, dict[str, Any]()
     found["plain"] = fit(resume("plain", 1000))
-    again = resume("killed")
-    found["continued at"] = again.step
-
-    def stop() -> None:
-        raise KeyboardInterrupt
-
-    try:
-        fit(again, callbacks=[Do(again, stopped_at()[1], stop)])
-    except KeyboardInterrupt:
-        found["interrupted again"] = error_of(lambda: fit(again))
-    found["killed"] = fit(resume("killed"))
-    found["files"] = trainings.names("killed")
+    for stop in (5, 11):  # each in another epoch, after an odd step: saves are of even ones
+        again = resume("stopped")
+        with contextlib.suppress(KeyboardInterrupt):
+            fit(again, callbacks=[Do(again, stop, interrupt)])
+    found["interrupted again"] = error_of(lambda: fit(again))
+    found["stopped"] = fit(resume("stopped"))
+    found["files"] = sorted(path.name for path in (trainings.folder / "stopped").iterdir())
     model = stateful()
-    found["finished"] = fit(resume("killed"), model)
+    found["finished"] = fit(resume("stopped"), model)
 
     stopping = {"monitor": "val_loss", "patience": 1, "min_delta": 10.0, "restore_best_weights": True}
     found["early"] = [
         fit(resume("early"), stateful(), [keras.callbacks.EarlyStopping(**stopping)], epochs) for epochs in (9, 9, 10)
     ]
 
-    newest = trainings.folder / "killed" / found["files"][-1]
-    newest.write_bytes(newest.read_bytes()[:-100])
-    found["corrupt"] = fit(resume("killed"))
-    found["other model"] = error_of(lambda: fit(resume("killed"), stateful(5)))
-    found["other seed"] = error_of(lambda: resume("killed", seed=4))
+    found["other model"] = error_of(lambda: fit(resume("stopped"), stateful(5)))
+    found["other seed"] = error_of(lambda: resume("stopped", seed=4))
     found["steps"] = error_of(lambda: fit(resume("new"), model, steps_per_epoch=2))
     found["callback"] = error_of(lambda: model.fit(np.zeros((1, 16, 24, 3)), np.zeros(1), callbacks=[resume("new")]))
     found["average"] = error_of(lambda: fit(resume("new"), averaged()))
     found["execution"] = error_of(lambda: fit(resume("new"), small(Seen(), 4))) if BACKEND != "torch" else ""
-    for path in (trainings.folder / "killed").iterdir():
-        path.write_bytes(b"")
-    found["all corrupt"] = error_of(lambda: resume("killed"))
 
     half = resume("batch")
     fit(half, callbacks=[Do(half, 9, lambda: setattr(half.model, "stop_training", True))])
@@ -253,20 +207,29 @@ def resumes(trainings: Trainings) -> dict[str, Any]:
     return found
 
 
+def interrupt() -> None:
+    raise KeyboardInterrupt
+
+
+def corrupt(folder: Path) -> list[str]:
+    """Where a record is corrupt, and what `fit` and `evaluate` say of it."""
+    url, where = flipped(folder / "corrupt" / "1.0.0", [40], 33)
+    train, evals = (make(url, "train", global_batch_size=10) for make in (reader.train_batches, reader.eval_batches))
+    arguments, model = reader.keras.fit_arguments(train), small(Seen())
+    return [
+        where,
+        error_of(lambda: model.fit(**arguments, epochs=2, verbose=0)),
+        error_of(lambda: model.evaluate(**reader.keras.evaluate_arguments(evals), verbose=0)),
+    ]
+
+
 def averaged() -> Any:
     model = small(Seen())
     model.compile(keras.optimizers.SGD(use_ema=True), "mse")
     return model
 
 
-def main(url: str, folder: str, kill: str = "") -> None:
+def main(url: str, folder: str) -> None:
     trainings = Trainings(url, Path(folder))
-    if kill:
-        resume = trainings.resume("killed")
-        trainings.fit(resume, callbacks=[Do(resume, stopped_at()[0], lambda: os.kill(os.getpid(), signal.SIGKILL))])
-        raise UsageError("not killed")
-    print(json.dumps({"fits": fits(url), "constant": constant(url, Path(folder)), "resumes": resumes(trainings)}))
-
-
-if __name__ == "__main__":
-    main(*sys.argv[1:])
+    found = {"fits": fits(url), "corrupt": corrupt(Path(folder))}
+    print(json.dumps({**found, "resumes": resumes(trainings)}))

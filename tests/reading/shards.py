@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import zlib
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -69,6 +69,13 @@ def offsets(folder: str | Path, shard: str) -> list[int]:
 def numbers_in(batches: Iterable[Any]) -> list[int]:
     """The record numbers of batches with `features=["filename"]`, of any framework."""
     return [int(name[-10:-4]) for inputs, *_ in batches for name in np.asarray(inputs["filename"]).ravel()]
+
+
+def each_record(batches: Iterable[Any]) -> Iterator[dict[str, Any]]:
+    """The records of an evaluation with `features=`, in its order and without padding: features, image, class."""
+    for inputs, labels, weights in batches:
+        for row in np.flatnonzero(weights):
+            yield {**{name: values[row] for name, values in inputs.items()}, "class": int(labels[row])}
 
 
 def flipped(folder: Path, counts: Sequence[int], record: int, **options: Any) -> tuple[str, str]:

@@ -12,6 +12,14 @@ Item = tuple[int, int]  # number of a run in an epoch, and a draw
 MASK = (1 << 64) - 1
 
 
+def runs_of(shards: Sequence[int], chosen: Sequence[int]) -> tuple[list[list[int]], int]:
+    """Which of the chosen records are in each run of 64 that has any, and how many runs there are."""
+    ends = zip(itertools.accumulate(shards), shards, strict=True)
+    runs = [range(begin, min(begin + 64, end)) for end, count in ends for begin in range(end - count, end, 64)]
+    of_run = [[at for at, number in enumerate(chosen) if number in run] for run in runs]
+    return [*filter(None, of_run)], len(runs)
+
+
 class Job(NamedTuple):
     """What is read: the selected records of each run that has any, their labels, and the shares of the classes if
     epochs are balanced; draws of an epoch; records and runs of the split, and runs of a window.

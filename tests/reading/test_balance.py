@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import random
 import re
-from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -53,19 +52,10 @@ def job_of(info: reader.DatasetInfo, options: dict[str, Any], shares: list[int])
     names = options.get("classes") or {name: name for name in NAMES}
     chosen = [n for n in range(sum(SHARDS)) if NAMES[label_of(n)] in names and ("where" not in options or n % 3)]
     new = sorted(set(names.values()))
-    runs: list[list[int]] = []
-    begins = [
-        begin + at
-        for begin, count in zip(itertools.accumulate([0, *SHARDS]), SHARDS, strict=False)
-        for at in range(0, count, 64)
-    ]
-    for begin, end in itertools.pairwise([*begins, sum(SHARDS)]):
-        runs.append([at for at, number in enumerate(chosen) if begin <= number < end])
+    runs, count = slow_order.runs_of(SHARDS, chosen)
     labels = [new.index(names[NAMES[label_of(number)]]) for number in chosen]
     size, seed = options.get("epoch_records", len(chosen)), options["seed"]
-    return slow_order.Job(
-        [run for run in runs if run], labels, shares, size, (sum(SHARDS), len(begins)), options["window_runs"], seed
-    ), chosen
+    return slow_order.Job(runs, labels, shares, size, (sum(SHARDS), count), options["window_runs"], seed), chosen
 
 
 @pytest.mark.parametrize("trial", [*range(8), *(pytest.param(n, marks=pytest.mark.soak) for n in range(8, 32))])
@@ -157,41 +147,6 @@ def test_ten_epochs_have_exact_counts_and_records_of_a_class_come_equally_often_
             assert np.ptp(seen[labels == label]) <= 1
         of_pass = [np.diff(draws.first)[a:b].sum() for a, b in itertools.pairwise(draws.passes.tolist())]
         assert sum(of_pass) == size and (min(of_pass) >= 1024 or len(of_pass) == 1)
-
-
-def test_counts_are_exact_and_never_fall() -> None:
-    rng = random.Random(0)
-    for _ in range(300):
-        weights = [rng.randint(1, 99) for _ in range(rng.randint(1, 9))]
-        found = np.array([counts(weights, draws) for draws in range(400)])
-        assert (found.sum(1) == np.arange(400)).all() and (np.diff(found, axis=0) >= 0).all()
-        assert (abs(found - np.outer(np.arange(400), weights) / sum(weights)) < len(weights)).all()
-
-
-def test_equal_classes_are_read_as_without_balance_bit_for_bit(info: reader.DatasetInfo) -> None:
-    options = {"global_batch_size": 16, "classes": ["ant", "bee"], "features": ["filename"], "augment": write_seed}
-    of_bee = reader.train_batches(info, "train", **options).start.records
-    shares = np.bincount([label_of(number) for number in range(sum(SHARDS))]).tolist()
-    plain = reader.train_batches(info, "train", **options, seed=3)
-    balanced = reader.train_batches(info, "train", **options, seed=3, balance={"ant": shares[0], "bee": shares[1]})
-    assert balanced.start.records == of_bee
-    rows = [
-        [row for batch in itertools.islice(some.repeat(), 60) for row in seeds_of(batch)] for some in (plain, balanced)
-    ]
-    assert rows[0] == rows[1]
-
-
-def test_copies_of_a_record_are_spread_over_the_epoch_and_augmented_differently(info: reader.DatasetInfo) -> None:
-    options: dict[str, Any] = {"balance": {"ant": 1, "bee": 1, "cat": 1, "dog": 30}, "epoch_records": 6000}
-    batches = reader.train_batches(
-        info, "train", global_batch_size=60, features=["filename"], augment=write_seed, **options
-    )
-    rows = [row for batch in batches for row in seeds_of(batch)]
-    assert len(rows) == len({seed for _, seed in rows}) == 6000
-    dogs = [number for number, _ in rows if label_of(number) == 3]
-    assert len(dogs) == 6000 * 30 // 33 and np.ptp(list(Counter(dogs).values())) <= 1
-    first, *_ = dogs
-    assert {at // 1500 for at, (number, _) in enumerate(rows) if number == first} == {0, 1, 2, 3}
 
 
 def test_a_class_that_repeats_very_often_is_told(info: reader.DatasetInfo, caplog: pytest.LogCaptureFixture) -> None:

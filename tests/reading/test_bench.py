@@ -22,7 +22,6 @@ from reader.tools.requests import Request, SlowStorage
 from tests import make, servers
 from tests.images.kinds import every_kind
 from tests.reading.shards import make_dataset
-from tests.reading.without import run_without
 
 FEW: dict[str, Any] = {"images": 128, "batch_size": 16, "image_size": 32, "repeats": 1}
 FLAGS = [word for name, value in FEW.items() for word in (f"--{name}", str(value))]
@@ -111,6 +110,8 @@ def test_originals_are_those_that_the_writer_takes_and_one_that_does_not_decode_
     assert main(command) == 0
     left_out = f"1 file left out, such as {originals}/cat/broken.jpg: "
     assert [line[: len(left_out)] for line in capsys.readouterr().out.splitlines()].count(left_out) == 1
+    assert main(["bench", folder, "--against", str(originals / "cat")]) == 2
+    assert capsys.readouterr().err == f"error: '{originals}/cat': no image in class folders there\n"
     for path in originals.glob("*/[!.]*"):
         path.write_bytes(b"hello")
     assert main(command) == 1
@@ -123,35 +124,6 @@ def test_a_record_that_does_not_decode_is_one_line(tmp_path: Path) -> None:
     url = make_dataset(tmp_path / "1.0.0", {"train": [4]}, record=lambda _, number: (0, record))
     with pytest.raises(ImageShardsError, match=r"1\.0\.0: .*; imageshards verify finds the record$"):
         reader.bench(url, **FEW)
-
-
-def test_wrong_values_are_told(folder: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "empty").mkdir()
-    (tmp_path / "empty" / "notes.txt").touch()
-    (tmp_path / "flat").mkdir()
-    (tmp_path / "flat" / "a.jpg").touch()
-    for arguments, message in (
-        (["--images", "0"], "images must be at least 1, got 0"),
-        (["--repeats", "none"], "--repeats: invalid int value: 'none'"),
-        (["--split", "test"], "there is no split 'test'"),
-        (["--latency_ms", "-1"], "latency_ms must be from 0 to 10,000, got -1"),
-        (["--latency_ms", "nan"], "latency_ms must be from 0 to 10,000, got nan"),
-        (["--against", f"{tmp_path}/none"], f"'{tmp_path}/none': no such file or folder"),
-        (["--against", f"{tmp_path}/empty"], f"'{tmp_path}/empty': no image in this folder (1 file without an"),
-        (["--against", f"{tmp_path}/flat"], f"'{tmp_path}/flat': no image in class folders there"),
-    ):
-        assert main(["bench", folder, *arguments]) == 2
-        assert message in capsys.readouterr().err.replace("\n", " ")
-
-
-def test_a_row_without_its_framework_says_so(folder: str, tmp_path: Path) -> None:
-    program = f"import reader\nprint(reader.bench({folder!r}, **{FEW!r}))"
-    lines = run_without("tensorflow,torch,jax", program, tmp_path).stdout.splitlines()
-    assert [line.split()[0] for line in lines if "is not installed: pip install" in line] == [
-        "as_tf",
-        "as_torch",
-        "as_jax",
-    ]
 
 
 def test_a_terminal_gets_a_line_for_each_run_and_a_pipe_one_a_minute(

@@ -287,45 +287,6 @@ def test_a_split_without_a_valid_record_is_an_error_not_a_loop(tmp_path: Path) -
             list(batches)
 
 
-REASONS = """
-the CRC of the length is wrong
-the CRC of the data is wrong
-N records are where the index has one
-the file ends inside this record
-the file ends before this record
-the file is missing
-it isn't an Example with the dataset's features (…)
-the image doesn't decode (…)
-the image is HxW, the manifest says HxW
-class N: there are M
-"""
-
-
-def test_a_corrupt_record_s_reason_is_one_of_these(folder: Path) -> None:
-    found = set()
-
-    def read(number: int, damage: Callable[[Path], None]) -> None:
-        evals = reader.eval_batches(str(folder), f"train[{number}:{number + 1}]", global_batch_size=1)
-        damage(shard_file(folder, number // 100))
-        with pytest.raises(CorruptRecordError) as error:
-            list(evals)
-        found.add(plain(error.value.reason))
-
-    for number, (change, _) in enumerate(DAMAGE.values()):
-        read(number, lambda _, number=number, change=change: Place(folder, number).damage(change))
-    data, begin = shard_file(folder, 1).read_bytes(), Place(folder, 199).offset
-    for cut in (20, 0):
-        read(199, lambda path, cut=cut: path.write_bytes(data[: begin + cut]))
-        shard_file(folder, 1).write_bytes(data)
-    read(199, Path.unlink)
-    assert found == set(map(plain, REASONS.strip().splitlines()))
-
-
-def plain(reason: str) -> str:
-    """A reason without its numbers (N and M above) and what a library says."""
-    return re.sub(r" \(.*|\b(\d+|N|M|\d+x\d+|HxW)\b", "", reason).strip()
-
-
 def test_the_error_of_a_skipped_record_is_not_kept() -> None:
     """Its traceback would keep a batch and its records in memory as long as the dataset."""
     skips, error = Skips(), CorruptRecordError("shard", 3, 100, "the CRC of the data is wrong")

@@ -101,19 +101,6 @@ def test_a_version_does_not_differ_from_itself_or_from_its_copy_in_other_shards(
     assert not any(difference.counts.values()) and set(difference.configuration) == {"num_shards"}
 
 
-def test_other_shares_of_the_splits_show_who_changed_split_and_nothing_else(folder: Path, tmp_path: Path) -> None:
-    shares = ("--splits", "train=0.7,validation=0.3", "--num_shards", "train=4,validation=3")
-    assert make.job(folder.parent.parent / "in", tmp_path, *shares).code == 0
-    difference = reader.diff(folder / "1.1.0", tmp_path / "photos" / "1.0.0")
-    before, now = names_of(folder / "1.1.0"), names_of(tmp_path / "photos" / "1.0.0")
-    assert set(difference.names["moved_split"]) == {path for path in now if now[path] != before[path]} > set()
-    assert difference.counts == {
-        **dict.fromkeys(difference.counts, 0),
-        "moved_split": len(difference.names["moved_split"]),
-    }
-    assert difference.leaked == 0 and set(difference.configuration) == {"splits"}
-
-
 def test_the_command_prints_and_exits_as_it_says(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert imageshards.main(["diff", str(folder / "1.0.0"), str(folder / "1.0.0")]) == 0
     assert capsys.readouterr().out == f"{folder}/1.0.0 and {folder}/1.0.0 hold the same images\n"

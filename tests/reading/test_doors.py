@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +43,11 @@ AUGMENTS: dict[str, Callable[[], dict[str, Any]]] = {
     "resized": lambda: {"image_size": (10, 30), "resize_mode": "pad"},
 }
 
+DOORS: dict[str, Callable[[Any], Any]] = {
+    "tf.data": reader.as_tf,
+    "PyTorch": reader.as_torch,
+    "JAX": lambda batches: reader.as_jax(batches, DEVICE),
+}
 QUICK = (("plain", 1), ("own", 3), ("random_resized_crop", 3))  # the others in the soak
 Row = dict[str, Any]
 
@@ -109,6 +115,19 @@ def only(names: list[str], found: list[Row]) -> list[Row]:
     ]
 
 
+def read_by_every_door(build: Callable[..., Any], count: int, features: list[str], **options: Any) -> list[Row]:
+    """The records of so many loops over NumPy batches, which must be those of every other door."""
+    seen = list(rows(epochs(build(features=features, **options), count)))
+    for name, door in DOORS.items():
+        if name != "JAX":
+            assert list(rows(epochs(door(build(features=features, **options)), count))) == seen, name
+        elif options.get("host", (0, 1)) == (0, 1):  # it reads with the processes of its mesh
+            fixed = [one for one in features if one in FIXED]
+            found = list(rows(epochs(door(build(features=fixed, **options)), count)))
+            assert only(fixed, found) == only(fixed, seen), name
+    return seen
+
+
 @pytest.mark.parametrize(
     ("augment", "hosts"),
     [
@@ -120,16 +139,10 @@ def only(names: list[str], found: list[Row]) -> list[Row]:
 def test_every_byte_of_two_epochs_is_the_same_on_every_door(info: reader.DatasetInfo, augment: str, hosts: int) -> None:
     for host in range(hosts):
         options: dict[str, Any] = {"global_batch_size": HOST_BATCH * hosts, "host": (host, hosts), "seed": SEED}
-        options |= AUGMENTS[augment]()
-        batches = reader.train_batches(info, "train", features=NAMES, **options)
-        seen = list(rows(epochs(batches)))
+        seen = read_by_every_door(
+            partial(reader.train_batches, info, "train"), 2, NAMES, **options, **AUGMENTS[augment]()
+        )
         assert len(seen) == 2 * (RECORDS // (HOST_BATCH * hosts)) * HOST_BATCH
-        assert list(rows(epochs(reader.train_dataset(info, "train", features=NAMES, **options)))) == seen
-        tensors = reader.as_torch(reader.train_batches(info, "train", features=NAMES, **options))
-        assert list(rows(epochs(tensors))) == seen
-        if hosts == 1:  # JAX reads with the processes of its mesh
-            arrays = reader.as_jax(reader.train_batches(info, "train", features=FIXED, **options), DEVICE)
-            assert only(FIXED, list(rows(epochs(arrays)))) == only(FIXED, seen)
 
 
 @pytest.mark.parametrize("hosts", [1, 3])
@@ -138,16 +151,11 @@ def test_every_byte_of_evaluation_is_the_same_on_every_door(info: reader.Dataset
     names: list[str] = []
     for host in range(hosts):
         options: dict[str, Any] = {"global_batch_size": 21, "host": (host, hosts), "image_size": size}
-        seen = list(rows(reader.eval_batches(info, "train", features=NAMES, **options)))
-        assert list(rows(reader.eval_dataset(info, "train", features=NAMES, **options))) == seen
-        assert list(rows(reader.as_torch(reader.eval_batches(info, "train", features=NAMES, **options)))) == seen
-        if hosts == 1:
-            arrays = reader.as_jax(reader.eval_batches(info, "train", features=FIXED, **options), DEVICE)
-            assert only(FIXED, list(rows(arrays))) == only(FIXED, seen)
+        seen = read_by_every_door(partial(reader.eval_batches, info, "train"), 1, NAMES, **options)
         counted = [row for row in seen if np.frombuffer(row["its weight"][2], np.float32)[0]]
-        unpadded = {"features": NAMES, "pad": False, **options}
-        assert list(rows(reader.as_torch(reader.eval_batches(info, "train", **unpadded)))) == counted
-        assert list(rows(reader.eval_dataset(info, "train", **unpadded))) == counted
+        for door in (reader.as_tf, reader.as_torch):
+            evals = reader.eval_batches(info, "train", features=NAMES, pad=False, **options)
+            assert list(rows(door(evals))) == counted
         names += [row["filename"].decode() for row in counted]
     assert sorted(int(name[-10:-4]) for name in names) == list(range(RECORDS))
 
@@ -156,8 +164,7 @@ def test_every_byte_of_evaluation_is_the_same_on_every_door(info: reader.Dataset
 def test_hosts_with_fewer_records_than_steps_evaluate_each_once_and_know_their_length(
     info: reader.DatasetInfo, batch: int, hosts: int, pad: bool
 ) -> None:
-    doors: list[Callable[[Any], Any]] = [lambda evals: evals, reader.as_tf, reader.as_torch]
-    for door in doors:
+    for door in (lambda evals: evals, reader.as_tf, reader.as_torch):
         found = []
         for host in range(hosts):
             options: dict[str, Any] = {"global_batch_size": batch, "host": (host, hosts), "pad": pad}
@@ -176,36 +183,25 @@ def test_grey_and_png_images_and_one_hot_labels_are_the_same_on_every_door(
 ) -> None:
     folder = make_dataset(tmp_path / "1.0.0", {"train": [30]}, image_format=image_format, channels=channels)
     options: dict[str, Any] = {"global_batch_size": 10, "labels": labels, "seed": SEED}
-    seen = list(rows(reader.train_batches(folder, "train", **options)))
+    seen = read_by_every_door(partial(reader.train_batches, folder, "train"), 1, [], **options)
     dataset = reader.train_dataset(folder, "train", **options)
     assert dataset.element_spec[0].shape == (10, 16, 24, channels)
-    assert list(rows(dataset)) == seen
-    arrays = reader.as_jax(reader.train_batches(folder, "train", **options), DEVICE)
-    assert only([], list(rows(arrays))) == only([], seen)
-    assert list(rows(reader.as_torch(reader.train_batches(folder, "train", **options)))) == seen
     assert seen[0]["its label"][1] == (() if labels == "int" else (3,))
 
 
-def test_batches_that_are_kept_stay_as_they_were_on_every_door(info: reader.DatasetInfo) -> None:
+@pytest.mark.parametrize("door", ["NumPy", *DOORS, "tf.data in other batches"])
+def test_batches_that_are_kept_stay_as_they_were(info: reader.DatasetInfo, door: str) -> None:
     """The engine's memory is used again: not while anybody holds a batch."""
-    options: dict[str, Any] = {"seed": SEED}
-    dataset = reader.train_dataset(info, "train", global_batch_size=8, **options)
-    for door, hold in (
-        (dataset, np.asarray),
-        (dataset.unbatch().batch(5), np.asarray),
-        (reader.train_batches(info, "train", global_batch_size=8, **options), lambda images: images[2:5][:, 1:]),
-        (reader.as_jax(reader.train_batches(info, "train", global_batch_size=8, **options), DEVICE), np.asarray),
-        (
-            reader.as_torch(reader.train_batches(info, "train", global_batch_size=8, **options)),
-            lambda images: images[2:5].numpy(),
-        ),
-    ):
-        kept, copies = [], []
-        for images, *_ in door:
-            kept.append(hold(images))
-            copies.append(kept[-1].copy())
-            del images
-        for _ in door:
-            pass
-        assert len(kept) >= 15
-        assert all(map(np.array_equal, kept, copies))
+    batches: Any = reader.train_batches(info, "train", global_batch_size=8, seed=SEED)
+    if door in DOORS:
+        batches = DOORS[door](batches)
+    elif door != "NumPy":
+        batches = reader.as_tf(batches).unbatch().batch(5)
+    kept, copies = [], []
+    for images, *_ in batches:
+        kept.append(images[2:5].numpy() if isinstance(images, torch.Tensor) else np.asarray(images)[2:5][:, 1:])
+        copies.append(kept[-1].copy())
+        del images
+    for _ in batches:
+        pass
+    assert len(kept) >= 15 and all(map(np.array_equal, kept, copies))

@@ -20,14 +20,7 @@ from beam_pipeline.errors import CorruptRecordError, ImageShardsError, UsageErro
 from reader.tfrecord_files import FileScan
 from tests import make, servers
 from tests.reading import foreign
-
-
-def write(path: Path, records: list[bytes], compression: str = "") -> Path:
-    """A file as TensorFlow writes it."""
-    with tf.io.TFRecordWriter(str(path), compression) as writer:
-        for record in records:
-            writer.write(record)
-    return path
+from tests.reading.foreign import write_examples
 
 
 def example(**features: Any) -> bytes:
@@ -42,7 +35,7 @@ def photo(number: int) -> bytes:
 
 
 def photos(path: Path, count: int = 150, compression: str = "", first: int = 0) -> Path:
-    return write(path, [photo(number) for number in range(first, first + count)], compression)
+    return write_examples(path, *map(photo, range(first, first + count)), compression=compression)
 
 
 def labels(dataset: tf.data.Dataset) -> list[int]:
@@ -86,11 +79,6 @@ def test_every_record_of_every_file_once_with_all_of_its_features(tmp_path: Path
         assert [label for label in order if label // 70 == shard] == list(range(70 * shard, 70 * shard + 70))
     one = reader.record_dataset([tmp_path / "part-01.tfrec"], keys=["label"])
     assert labels(one) == list(range(70, 140)) and specs(one) == {"label": ([], "int64")}
-
-
-def test_lists_can_be_padded_to_batches(tmp_path: Path) -> None:
-    dataset = reader.record_dataset(photos(tmp_path / "a", 5), keys=["label", "tags"])
-    assert next(iter(dataset.padded_batch(5)))["tags"].shape == [5, 2]
 
 
 def test_plain_and_packed_files_in_one_pattern(tmp_path: Path) -> None:
@@ -141,13 +129,13 @@ def test_files_are_read_once_whatever_way_they_are_named(tmp_path: Path) -> None
 def test_features_are_inferred_from_several_files(tmp_path: Path) -> None:
     """Only the last of many files has a score."""
     for number in range(9):
-        write(tmp_path / f"part-{number}", [example(label=number)] * 3)
-    write(tmp_path / "part-9", [example(label=9, score=0.5)])
+        write_examples(tmp_path / f"part-{number}", *[example(label=number)] * 3)
+    write_examples(tmp_path / "part-9", example(label=9, score=0.5))
     assert specs(reader.record_dataset(f"{tmp_path}/*")) == {"label": ([], "int64"), "score": ([None], "float32")}
     for number in (0, 3, 6, 9):
         (tmp_path / f"part-{number}").write_bytes(b"")
     assert sorted(labels(reader.record_dataset(f"{tmp_path}/*"))) == sorted([1, 2, 4, 5, 7, 8] * 3)
-    write(tmp_path / "part-7", [b"\xff\xff"])  # none of the few that are looked at before
+    write_examples(tmp_path / "part-7", b"\xff\xff")  # none of the few that are looked at before
     with pytest.raises(tf.errors.OpError, match=f"{tmp_path}/part-7: record 0 at byte 0: not a tf.train.Example"):
         list(reader.record_dataset(f"{tmp_path}/*"))
 
@@ -155,11 +143,11 @@ def test_features_are_inferred_from_several_files(tmp_path: Path) -> None:
 def test_what_cannot_be_read_says_why(tmp_path: Path) -> None:
     path = photos(tmp_path / "a", 3)
     one_type, two_types = tmp_path / "one", tmp_path / "two"
-    write(one_type, [tf.train.Example().SerializeToString()])
-    write(two_types, [example(label=1), example(label=b"cat")])
+    write_examples(one_type, tf.train.Example())
+    write_examples(two_types, example(label=1), example(label=b"cat"))
     (tmp_path / "empty").touch()
     (tmp_path / "text").write_text("this is not a TFRecord file at all")
-    write(tmp_path / "other", [b"\xff\xff"])
+    write_examples(tmp_path / "other", b"\xff\xff")
     for pattern, options, kind, message in (
         (
             tmp_path / "none*",
@@ -191,13 +179,13 @@ def test_a_record_that_lacks_a_feature_is_named_or_skipped(tmp_path: Path) -> No
     """All of the first 100 records have a score; one later has none, in one the label is a text."""
     records = [example(label=number, score=number / 8) for number in range(120)]
     records += [example(label=120), example(label=121, score=0.5)]
-    path = write(tmp_path / "a", records)
+    path = write_examples(tmp_path / "a", *records)
     with pytest.raises(tf.errors.OpError, match=r"/a: record 120, Feature: score .* is required"):
         list(reader.record_dataset(path))
     assert labels(reader.record_dataset(path, on_error="skip")) == [*range(120), 121]
     optional = {"label": tf.io.FixedLenFeature([], tf.int64), "score": tf.io.RaggedFeature(tf.float32)}
     assert [len(record["score"]) for record in reader.record_dataset(path, keys=optional)][119:] == [1, 0, 1]
-    write(path, [*records, example(label=b"cat", score=0.5)])
+    write_examples(path, *records, example(label=b"cat", score=0.5))
     with pytest.raises(tf.errors.OpError, match=r"/a: record 122, Key: label.* Data types don't match"):
         list(reader.record_dataset(path, keys=["label"]))
     assert labels(reader.record_dataset(path, keys=["label"], on_error="skip")) == list(range(122))
@@ -217,7 +205,7 @@ DAMAGE: dict[str, tuple[Callable[[Path, int], None], int, str]] = {
 def numbered(path: Path, count: int, compression: str = "") -> list[int]:
     """Writes records of a label only; returns the offset of each."""
     records = [example(label=number, pad=b"x" * 30) for number in range(count)]
-    write(path, records, compression)
+    write_examples(path, *records, compression=compression)
     return [0, *np.cumsum([len(record) + schema.FRAME_BYTES for record in records]).tolist()]
 
 
@@ -266,7 +254,7 @@ def test_what_is_corrupt_is_skipped_and_logged(tmp_path: Path, caplog: pytest.Lo
     make.flip_byte(tmp_path / "a", offsets[3] + 20)
     make.flip_byte(tmp_path / "a", offsets[150] + 1)
     photos(tmp_path / "b", 100, "GZIP", 1000)
-    write(tmp_path / "c", [b"\xff\xff", example(label=2000)])
+    write_examples(tmp_path / "c", b"\xff\xff", example(label=2000))
     dataset = reader.record_dataset(f"{tmp_path}/?", keys=["label"], on_error="skip")
     caplog.clear()
     assert sorted(labels(dataset)) == [*range(3), *range(4, 150), *range(1000, 1100), 2000]

@@ -6,6 +6,7 @@ Recorded by `tests/reading/golden/record.py`.
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -32,21 +33,15 @@ def golden(*kinds: str) -> pytest.MarkDecorator:
     return pytest.mark.parametrize(
         ("kind", "one"),
         [
-            pytest.param(kind, one, id=_name([kind, one["case"]]), marks=[pytest.mark.soak] if number % 4 else [])
+            pytest.param(
+                *(kind, one),
+                id=re.sub(r'[{}",: ]+', "-", f"{kind} {json.dumps(one['case'])}"),  # what it asks for, in its order
+                marks=[pytest.mark.soak] if number % 4 else [],
+            )
             for kind in kinds
             for number, one in enumerate(recorded(kind))
         ],
     )
-
-
-def _name(case: Any) -> str:
-    """A case as a test's name: what it asks for, in its order."""
-    if isinstance(case, dict):
-        shown = (key for key, value in case.items() if key not in ("dataset", "ways", "epochs") and value != {})
-        return "-".join(
-            _name(case[key]) if isinstance(case[key], str | dict) else f"{key}={_name(case[key])}" for key in shown
-        )
-    return ",".join(map(_name, case)) if isinstance(case, list) else str(case)
 
 
 @pytest.fixture(scope="module")

@@ -1,13 +1,9 @@
-"""`as_jax`; and Keras on JAX and PyTorch, for users who have no TensorFlow."""
+"""`as_jax` on devices of one process and of several; and Keras on JAX."""
 
 from __future__ import annotations
 
-import itertools
 import json
-import os
-import socket
-import subprocess
-import sys
+from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -15,12 +11,13 @@ from typing import Any
 import pytest
 
 import reader
-from beam_pipeline.errors import UsageError
+from beam_pipeline.errors import CorruptRecordError, UsageError
 from beam_pipeline.schema.example import float_feature, int64_feature
+from reader.stream import TrainBatches
 from reader.training import devices
-from tests.make import ROOT
+from tests import servers
 from tests.reading.shards import flipped, make_dataset
-from tests.reading.without import run_without
+from tests.reading.without import run_together
 
 needs_jax = pytest.mark.skipif(find_spec("jax") is None, reason="JAX is not installed: pip install 'imageshards[jax]'")
 
@@ -36,116 +33,71 @@ def info(tmp_path_factory: pytest.TempPathFactory) -> reader.DatasetInfo:
     return reader.load_info(make_dataset(folder, {"train": [60, 40]}, columns=COLUMNS))
 
 
-MESH_PROGRAM = """
-import itertools, sys
-import jax, numpy as np, reader
-from beam_pipeline.errors import ImageShardsError
-from jax.sharding import NamedSharding, PartitionSpec
+def on_one_device(batches: Any) -> Any:
+    import jax
 
-mesh = jax.make_mesh((2, 2), ("data", "model"))
-url = sys.argv[1]
+    return reader.as_jax(batches, jax.sharding.Mesh(jax.devices("cpu")[:1], ("data",)))
 
-def train(**options):
-    return reader.train_batches(url, "train", global_batch_size=20, seed=3, **options)
 
-batches = reader.as_jax(train(features=["number"]), mesh)
-assert len(batches) == 5
-expected = train(features=["number"]).repeat()
-for _ in range(2):
-    for (inputs, _), (wanted, _) in zip(batches, (next(expected) for _ in range(5)), strict=True):
-        assert inputs["image"].shape == (20, 16, 24, 3) and inputs["image"].dtype == np.uint8
-        assert inputs["image"].sharding.spec == PartitionSpec("data")
-        assert [shard.data.shape[0] for shard in inputs["image"].addressable_shards] == [10] * 4
-        np.testing.assert_array_equal(inputs["number"], wanted["number"])
+class Counting(TrainBatches):
+    """Batches that tell how many were taken."""
 
-evals = reader.eval_batches(url, "train", global_batch_size=32)
-spread = reader.as_jax(evals, NamedSharding(mesh, PartitionSpec(("data", "model"))))
-print(sum(float(weights.sum()) for _ in range(2) for *_, weights in spread))
-
-one = train()
-for number, _ in enumerate(reader.as_jax(one, mesh)):
-    if number == 3:  # the fourth of five, so the last isn't on its way
-        break
-np.testing.assert_array_equal(next(iter(one))[1], next(iter(train()))[1])
-print(next(reader.as_jax(train(), mesh).repeat())[0].shape)
-
-def lines(call):
-    try:
-        call()
-    except ValueError as error:
-        print(error)
-
-lines(lambda: reader.as_jax(reader.train_batches(url, "train", global_batch_size=5), mesh))
-lines(lambda: reader.as_jax(train(host=(1, 2)), mesh))
-lines(lambda: reader.as_jax(evals, mesh).repeat())
-for name in ("filename", "scores"):
-    lines(lambda: next(iter(reader.as_jax(train(features=[name]), mesh))))
-lines(lambda: reader.as_jax(train(), "data"))
-lines(lambda: reader.as_jax(train().repeat(), mesh))
-
-class Counting(reader.stream.TrainBatches):
-    \"\"\"Batches that tell how many were taken.\"\"\"
     taken = 0
-    def read(self, *arguments):
+
+    def read(self, *arguments: Any) -> Any:
         for self.taken, batch in enumerate(super().read(*arguments), 1):
             yield batch
 
-counting = train()
-counting.__class__ = Counting
-print([counting.taken for _ in reader.as_jax(counting, mesh)])
 
-corrupt = reader.train_batches(sys.argv[2], "train", global_batch_size=2, seed=4)
-wanted = 0
-try:
-    for _ in corrupt:
-        wanted += 1
-except ImageShardsError as error:
-    print(wanted > 3, str(error).rpartition("/")[2])
-count = 0
-try:
-    for _ in reader.as_jax(corrupt, mesh):
-        count += 1
-except ImageShardsError as error:
-    print(count == wanted, str(error).rpartition("/")[2])
-"""
+@needs_jax
+def test_two_batches_are_ahead(info: reader.DatasetInfo) -> None:
+    counting: Any = reader.train_batches(info, "train", global_batch_size=20)
+    counting.__class__ = Counting
+    arrays = on_one_device(counting)
+    assert len(arrays) == 5 and [counting.taken for _ in arrays] == [2, 3, 4, 5, 5]
+    first = next(iter(counting))[1].tolist()
+    for number, _ in enumerate(arrays):
+        if number == 3:  # the last of the five is on its way
+            break
+    assert next(iter(counting))[1].tolist() == first  # of a loop that was left
 
 
 @needs_jax
-def test_batches_are_spread_over_a_mesh_two_ahead_the_last_and_errors_at_their_turn(
-    info: reader.DatasetInfo, tmp_path: Path
-) -> None:
+def test_an_error_comes_after_the_batches_before_it(tmp_path: Path) -> None:
     corrupt, where = flipped(tmp_path / "1.0.0", [40], 33)
-    flags = "--xla_force_host_platform_device_count=4"
-    done = run_without("tensorflow,torch", MESH_PROGRAM, tmp_path, info.url, corrupt, XLA_FLAGS=flags)
-    no_array = "holds strings or lists, for which JAX has no array: leave it out of features=, or use "
-    assert done.stdout.splitlines() == [
-        "200.0",
-        "(20, 16, 24, 3)",
-        "a batch of 5 can't be spread by NamedSharding(mesh=Mesh('data': 2, 'model': 2, "
-        "axis_types=(Explicit, Explicit)), spec=P('data',), memory_kind=device): give a global_batch_size that its "
-        "first axis divides, or a sharding of that axis only",
-        "the batches are those of host 1 of 2, but the mesh gives this process part 0 of 1, so records would be read "
-        "twice or not at all: give host=(0, 1), or host='auto' after jax.distributed.initialize",
-        "evaluation ends: only the batches of train_batches repeat",
-        *[f"feature {name!r} {no_array}imageshards.train_batches" for name in ("filename", "scores")],
+    batches = reader.train_batches(corrupt, "train", global_batch_size=2, seed=4)
+    counts = []
+    for some in (batches, on_one_device(batches)):
+        counts.append(0)
+        with pytest.raises(CorruptRecordError, match=where):
+            for _ in some:
+                counts[-1] += 1
+    assert counts[0] == counts[1] > 3
+
+
+NO_ARRAY = "holds strings or lists, for which JAX has no array: leave it out of features=, or use imageshards.train_b"
+WRONG: dict[str, tuple[Callable[[Any, Any], Any], str]] = {
+    "texts": (lambda train, evals: next(iter(on_one_device(train("filename")))), f"feature 'filename' {NO_ARRAY}"),
+    "lists": (lambda train, evals: next(iter(on_one_device(train("scores")))), f"feature 'scores' {NO_ARRAY}"),
+    "no mesh": (
+        lambda train, evals: reader.as_jax(train(), "data"),  # type: ignore[arg-type]
         "mesh must be a jax.sharding.Mesh, or a jax.sharding.Sharding of a batch, got 'data'",
-        "imageshards.as_jax(BatchIterator): give what train_batches or eval_batches returned",
-        "[2, 3, 4, 5, 5]",
-        *[f"True {where}"] * 2,
-    ]
+    ),
+    "endless": (lambda train, evals: on_one_device(evals(True)).repeat(), "evaluation ends: only the batches of train"),
+    "no padding": (lambda train, evals: on_one_device(evals(False)), "batches without padding differ in size, which"),
+}
 
 
 @needs_jax
-def test_batches_of_another_host_are_refused(info: reader.DatasetInfo) -> None:
-    import jax
-
-    device = jax.devices("cpu")[0]
-    meshes = jax.sharding.Mesh([device], ("data",)), jax.sharding.SingleDeviceSharding(device)
-    for mesh, host, build in itertools.product(meshes, (0, 2), (reader.train_batches, reader.eval_batches)):
-        batches = build(info, "train", global_batch_size=30, host=(host, 3))
-        with pytest.raises(UsageError, match=rf"^the batches are those of host {host} of 3, but the mesh gives"):
-            reader.as_jax(batches, mesh)
-    assert len(reader.as_jax(reader.train_batches(info, "train", global_batch_size=30, host=(0, 1)), meshes[0])) == 3
+@pytest.mark.parametrize("kind", WRONG)
+def test_what_jax_cannot_hold_is_one_line(info: reader.DatasetInfo, kind: str) -> None:
+    call, message = WRONG[kind]
+    with pytest.raises(UsageError) as error:
+        call(
+            lambda *names: reader.train_batches(info, "train", global_batch_size=20, features=names),
+            lambda pad: reader.eval_batches(info, "train", global_batch_size=32, pad=pad),
+        )
+    assert str(error.value).startswith(message) and "\n" not in str(error.value)
 
 
 PROCESSES_PROGRAM = """
@@ -232,21 +184,10 @@ FOUR: Any = [
 def in_processes(count: int, program: str, folder: Path, *arguments: str, **environment: str) -> list[tuple[str, str]]:
     """What a program says and complains of in each of so many processes, with two devices each."""
     (folder / "program.py").write_text(program)
-    with socket.create_server(("localhost", 0)) as server:
-        address = f"localhost:{server.getsockname()[1]}"
+    address = f"localhost:{servers.free_port()}"
     flags = {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": "--xla_force_host_platform_device_count=2", **environment}
-    command = [sys.executable, "-W", "ignore", str(folder / "program.py")]
-    pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    processes = [
-        subprocess.Popen(
-            [*command, address, str(count), str(process), *arguments], cwd=ROOT, env={**os.environ, **flags}, **pipes
-        )
-        for process in range(count)
-    ]
-    done = [process.communicate(timeout=200) for process in processes]
-    for process, (_, errors) in zip(processes, done, strict=True):
-        assert process.returncode == 0, errors[-3000:]
-    return done
+    commands = ([folder / "program.py", address, count, process, *arguments] for process in range(count))
+    return run_together(commands, **flags)
 
 
 @needs_jax
@@ -385,118 +326,6 @@ def test_keras_on_jax_reads_in_each_process_the_rows_of_its_devices(info: reader
     for number in range(2):
         names = sorted(file.name for file in (tmp_path / ("4", "2")[number]).iterdir())
         assert names == ["step-000000008.npz", "step-000000010.npz"]
-
-
-KERAS_PROGRAM = """
-import itertools, sys
-import keras, numpy as np, reader
-from keras import ops
-
-info = reader.load_info(sys.argv[1])
-train = reader.train_batches(info, "train", global_batch_size=20, augment=reader.augment.flip_crop)
-evals = reader.eval_batches(info, "train", global_batch_size=32)
-
-layers = [keras.layers.Rescaling(1 / 255), keras.layers.Flatten(), keras.layers.Dense(info.num_classes)]
-model = keras.Sequential([keras.Input((16, 24, 3)), *layers])
-model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True), weighted_metrics=["accuracy"])
-model.fit((batch for batch in train.repeat()), steps_per_epoch=len(train), epochs=2, verbose=0)
-accuracy = model.evaluate((batch for batch in evals), steps=len(evals), verbose=0, return_dict=True)["accuracy"]
-right = np.concatenate([
-    (np.asarray(model.predict_on_batch(images)).argmax(-1) == labels)[weights > 0] for images, labels, weights in evals
-])
-print(keras.backend.backend(), len(right), abs(accuracy - right.mean()) < 1e-6)
-
-# A model whose only output are the numbers of its records shows what it is given.
-class Total(keras.metrics.Metric):
-    def __init__(self, power):
-        super().__init__(name=f"sum{power}")
-        self.power, self.total = power, self.add_variable((), "zeros", name="total")
-
-    def update_state(self, numbers, _, sample_weight=None):
-        values = ops.reshape(ops.cast(numbers, "float32"), (-1,)) ** self.power
-        weights = 1.0 if sample_weight is None else ops.reshape(ops.cast(sample_weight, "float32"), (-1,))
-        self.total.assign(self.total + ops.sum(values * weights))
-
-    def result(self):
-        return ops.convert_to_tensor(self.total) * 1.0
-
-    def reset_state(self):
-        self.total.assign(0.0)
-
-def numbers(batches):
-    for inputs, _, *weights in batches:
-        column = inputs["number"][:, None].astype("float32")
-        yield column, column, *weights
-
-class Epochs(keras.utils.PyDataset):
-    \"\"\"Batches that Keras begins again in each epoch, and for each validation.\"\"\"
-    def __init__(self, batches):
-        super().__init__()
-        self.batches = batches
-    def __len__(self):
-        return len(self.batches)
-    def on_epoch_begin(self):
-        self.iteration = numbers(self.batches)
-    def __getitem__(self, step):
-        return next(self.iteration)
-
-def fresh():
-    model = keras.Sequential([keras.layers.Dense(1)])
-    model.compile("sgd", "mse", weighted_metrics=[Total(0), Total(1), Total(2)])
-    return model
-
-train = reader.train_batches(info, "train", global_batch_size=20, features=["number"])
-evals = reader.eval_batches(info, "train", global_batch_size=32, features=["number"])
-model = fresh()
-history = model.fit(numbers(train.repeat()), steps_per_epoch=len(train), epochs=3, verbose=0).history
-print([history[f"sum{power}"] for power in range(3)])
-first = next(iter(train))[0]["number"]  # of the fourth epoch
-same = reader.train_batches(info, "train", global_batch_size=20, features=["number"]).repeat()
-print(np.array_equal(first, next(itertools.islice(same, 15, None))[0]["number"]))
-print([model.evaluate(numbers(evals), steps=len(evals), verbose=0, return_dict=True)[f"sum{n}"] for n in range(3)])
-for shuffle in (True, False):
-    train = reader.train_batches(info, "train", global_batch_size=20, features=["number"])
-    history = fresh().fit(Epochs(train), epochs=3, validation_data=Epochs(evals), shuffle=shuffle, verbose=0).history
-    print([history[f"{prefix}sum{power}"] for prefix in ("", "val_") for power in range(3)])
-
-# A corrupt record isn't taken for the end of an epoch.
-from beam_pipeline.errors import CorruptRecordError
-
-ended = []
-corrupt = dict(global_batch_size=10, features=["number"])
-train, evals = (build(sys.argv[2], "train", **corrupt) for build in (reader.train_batches, reader.eval_batches))
-for data in ((numbers(train.repeat()), len(train)), (Epochs(train), None)):
-    seen = keras.callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: ended.append(epoch))
-    try:
-        fresh().fit(data[0], steps_per_epoch=data[1], epochs=2, callbacks=[seen], verbose=0)
-    except CorruptRecordError as error:
-        print(str(error).rpartition("/")[2])
-try:
-    fresh().evaluate(numbers(evals), verbose=0)
-except CorruptRecordError as error:
-    print(str(error).rpartition("/")[2], ended)
-"""
-
-
-@pytest.mark.soak
-@pytest.mark.parametrize("backend", [pytest.param("jax", marks=needs_jax), "torch"])
-def test_keras_without_tensorflow_trains_and_evaluates_each_record_once(
-    info: reader.DatasetInfo, tmp_path: Path, backend: str
-) -> None:
-    if find_spec(backend) is None or find_spec("keras") is None:
-        pytest.skip(f"{backend} or keras is not installed: pip install 'imageshards[{backend},train]'")
-    corrupt, where = flipped(tmp_path / "1.0.0", [40], 33, columns=COLUMNS)
-    once = [[value] * 3 for value in (100.0, 4950.0, 328350.0)]  # 100 records: count, sum, sum of squares
-    done = run_without("tensorflow", KERAS_PROGRAM, tmp_path, info.url, corrupt, KERAS_BACKEND=backend)
-    assert done.stdout.splitlines() == [
-        f"{backend} 100 True",
-        str(once),
-        "True",
-        str([values[0] for values in once]),
-        *[str([*once, *once])] * 2,
-        *[where] * 2,
-        f"{where} []",
-    ]
 
 
 def test_tensorflow_that_uses_an_accelerator_already_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""`reader.keras` on each backend of Keras: what `fit` is trained on, and that a training which was killed goes on.
+"""`reader.keras` on each backend of Keras: what `fit` is trained on, and that a training which was stopped goes on.
 
 `make test` has one training that is interrupted; all else takes half a minute for each backend.
 """
@@ -9,9 +9,6 @@ import importlib.util
 import itertools
 import json
 import os
-import signal
-import subprocess
-import sys
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -22,7 +19,6 @@ import pytest
 import reader
 from beam_pipeline.errors import UsageError
 from beam_pipeline.schema.example import image_example
-from tests.make import ROOT
 from tests.reading.shards import draw, make_dataset
 from tests.reading.without import run_without
 
@@ -44,7 +40,7 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.fixture(scope="module", params=[pytest.param(backend, marks=pytest.mark.soak) for backend in BACKENDS])
 def fits(request: pytest.FixtureRequest, url: str, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """What keras_fits.py found on a backend, in a process after one that was killed."""
+    """What keras_fits.py found on a backend."""
     backend: str = request.param
     for package in ("keras", backend):
         if importlib.util.find_spec(package) is None:
@@ -53,9 +49,6 @@ def fits(request: pytest.FixtureRequest, url: str, tmp_path_factory: pytest.Temp
     options = {"KERAS_BACKEND": backend, "JAX_PLATFORMS": "cpu", "TF_DETERMINISTIC_OPS": "1"}
     # The same model is compiled seven times, at 4 s each.
     options |= {"JAX_COMPILATION_CACHE_DIR": str(folder / "jax"), "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"}
-    command = [sys.executable, "-W", "ignore", "-m", "tests.reading.keras_fits", url, str(folder), "kill"]
-    killed = subprocess.run(command, cwd=ROOT, env={**os.environ, **options}, capture_output=True, text=True)
-    assert killed.returncode == -signal.SIGKILL, killed.stderr[-3000:]
     program = "import sys\nfrom tests.reading.keras_fits import main\nmain(*sys.argv[1:])"
     done = run_without(BACKENDS[backend], program, folder, url, folder, **options)
     found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
@@ -64,16 +57,13 @@ def fits(request: pytest.FixtureRequest, url: str, tmp_path_factory: pytest.Temp
 
 def test_a_training_that_is_interrupted_in_this_process_ends_with_the_same_bits(url: str, tmp_path: Path) -> None:
     pytest.importorskip("keras", reason="Keras is not installed: pip install 'imageshards[train]'")
-    from tests.reading.keras_fits import Do, Trainings
-
-    def stop() -> None:
-        raise KeyboardInterrupt
+    from tests.reading.keras_fits import Do, Trainings, interrupt
 
     trainings = Trainings(url, tmp_path)
     plain = trainings.fit(trainings.resume("plain"))
     resume = trainings.resume("stopped")
     with pytest.raises(KeyboardInterrupt):
-        trainings.fit(resume, callbacks=[Do(resume, 9, stop)])
+        trainings.fit(resume, callbacks=[Do(resume, 9, interrupt)])
     resume = trainings.resume("stopped")
     assert 6 <= resume.step <= 9
     assert trainings.fit(resume)[0] == plain[0]
@@ -95,17 +85,14 @@ def test_a_loss_that_is_nan_is_not_saved(url: str, tmp_path: Path, caplog: pytes
 
 def test_a_folder_that_another_process_trains_into_is_refused(url: str, tmp_path: Path) -> None:
     pytest.importorskip("keras", reason="Keras is not installed: pip install 'imageshards[train]'")
-    program = "import sys, reader.saves; reader.saves.lock_folder(sys.argv[1]); print(1, flush=True); input()"
-    command = [sys.executable, "-c", program, str(tmp_path / "run")]
-    pipe = subprocess.PIPE
-    with subprocess.Popen(command, cwd=ROOT, stdin=pipe, stdout=pipe, text=True) as other:
-        assert other.stdout is not None and other.stdout.readline() == "1\n"
-        batches = reader.train_batches(url, "train", global_batch_size=BATCH)
-        with pytest.raises(UsageError, match="run: another process trains there; end it, or choose another"):
-            reader.keras.Resume(tmp_path / "run", batches)
-        second = reader.train_batches(url, "train", global_batch_size=BATCH, host=(1, 2))
-        assert reader.keras.Resume(tmp_path / "run", second).step == 0  # which only reads
-        other.communicate("\n")
+    from reader.saves import lock_folder
+
+    batches, other = reader.train_batches(url, "train", global_batch_size=BATCH), lock_folder(str(tmp_path / "run"))
+    with pytest.raises(UsageError, match="run: another process trains there; end it, or choose another"):
+        reader.keras.Resume(tmp_path / "run", batches)
+    second = reader.train_batches(url, "train", global_batch_size=BATCH, host=(1, 2))
+    assert reader.keras.Resume(tmp_path / "run", second).step == 0  # which only reads
+    os.close(other)
     assert [reader.keras.Resume(tmp_path / "run", batches).step for _ in range(2)] == [0, 0]
 
 
@@ -117,10 +104,10 @@ def records(batches: Any) -> list[list[int]]:
 def test_each_epoch_is_an_iteration_of_the_batches_and_each_validation_sees_every_record_once(
     url: str, fits: dict[str, Any]
 ) -> None:
-    validation = [[0, 1, 2, 3], [4, 5, 6, 7], [8]]
     assert len(fits["fits"]) == (3 if fits["backend"] == "torch" else 4)
     for case, saw in fits["fits"].items():
-        batch, execution = map(int, case.split())
+        batch, evaluated, execution = map(int, case.split())
+        validation = [[*range(at, min(at + evaluated, 9))] for at in range(0, 9, evaluated)]
         train = reader.train_batches(url, "train", global_batch_size=batch)
         first, second, third, fourth = (records(train) for _ in range(4))
         steps = len(train)
@@ -129,22 +116,14 @@ def test_each_epoch_is_an_iteration_of_the_batches_and_each_validation_sees_ever
         expected = [[first, second], *([third[:stop]] for stop in stops), [third, fourth]]
         assert (case, saw["epochs"]) == (case, expected)
         assert saw["validations"] == [validation] * (4 + len(stops) + 1)
-        assert saw["predicted"] == 12
+        assert saw["predicted"] == len(validation) * evaluated
 
 
-def test_validations_of_the_same_weights_are_equal_to_the_last_bit(fits: dict[str, Any]) -> None:
-    assert [*fits["constant"]] == ["1", "2", "3", "7"]
-    for fit, resume in fits["constant"].values():
-        assert len(fit) == len(resume) == 4 and len({*fit, *resume}) == 1
-
-
-def test_a_training_that_was_killed_and_interrupted_ends_with_the_same_bits(fits: dict[str, Any]) -> None:
+def test_a_training_that_was_stopped_twice_ends_with_the_same_bits(fits: dict[str, Any]) -> None:
     found = fits["resumes"]
-    assert 0 < found["continued at"] < STEPS
     weights, epochs = found["plain"]
     assert [epoch for epoch, _ in epochs] == list(range(EPOCHS))
-    assert found["killed"][0] == weights
-    assert found["killed"][1] and found["killed"][1] == epochs[-len(found["killed"][1]) :]  # the same validations
+    assert found["stopped"] == [weights, epochs[1:]]  # the same validations
     assert len(found["files"]) == 2 and found["files"][-1] == f"step-{STEPS:09}.npz"
     assert found["interrupted again"].startswith("UsageError: the last fit was interrupted: make a new Resume")
     assert "what callbacks count (Do) begins here" in fits["said"]
@@ -153,7 +132,7 @@ def test_a_training_that_was_killed_and_interrupted_ends_with_the_same_bits(fits
 def test_a_finished_training_gets_its_weights_and_no_step_and_says_so(fits: dict[str, Any]) -> None:
     assert fits["resumes"]["finished"] == [fits["resumes"]["plain"][0], []]
     assert (
-        f"/killed is finished after epoch {EPOCHS}, as asked: nothing is trained; raise epochs to train on"
+        f"/stopped is finished after epoch {EPOCHS}, as asked: nothing is trained; raise epochs to train on"
         in fits["said"]
     )
 
@@ -166,22 +145,20 @@ def test_a_training_that_was_stopped_early_is_finished_with_the_weights_that_it_
     assert fits["said"].count(said) == 2
 
 
-def test_the_save_before_a_corrupt_one_continues_to_the_same_bits(fits: dict[str, Any]) -> None:
-    found = fits["resumes"]
-    assert found["corrupt"] == [found["plain"][0], found["plain"][1][-1:]]
-    assert f"{found['files'][-1]} is corrupt: continuing from the one before" in fits["said"]
+def test_a_corrupt_record_ends_a_fit_and_an_evaluation_with_its_place(fits: dict[str, Any]) -> None:
+    where, *errors = fits["corrupt"]
+    assert len(errors) == 2 and all(where in error for error in errors), errors
 
 
 @pytest.mark.parametrize(
     ("what", "said"),
     [
-        ("other model", "/killed holds a run of another model; choose another folder"),
-        ("other seed", "/killed holds another run: the position was made with another seed: 3, here it is 4; "),
+        ("other model", "/stopped holds a run of another model; choose another folder"),
+        ("other seed", "/stopped holds another run: the position was made with another seed: 3, here it is 4; "),
         ("steps", "UsageError: resume.fit takes no steps_per_epoch, only class_weight, validation_freq of Keras' fit"),
         ("callback", "UsageError: model.fit(callbacks=[resume]) doesn't resume: call resume.fit(model, …)"),
         ("average", "UsageError: use_ema would replace the weights at the end of each epoch: leave it out"),
         ("execution", "UsageError: steps_per_execution=4 must divide len(batches), 6"),
-        ("all corrupt", "/killed can be read: delete them to start again"),
     ],
 )
 def test_what_cannot_continue_is_one_line(what: str, said: str, fits: dict[str, Any]) -> None:

@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-import copy
 import itertools
 import logging
-import os
 import pickle
 import random
 import re
-import socket
-import subprocess
-import sys
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -24,9 +19,8 @@ from beam_pipeline.errors import ImageShardsError, UsageError
 from beam_pipeline.schema.example import int64_feature
 from reader.position import MixPosition
 from reader.shares import Rule, begins
-from reader.stream import State
-from tests.make import ROOT
 from tests.reading import shards, slow_mix, slow_order
+from tests.reading.test_resume import ADAPTERS
 
 NAMES = [("bird", "cat", "dog"), ("cat", "dog", "emu"), ("ant", "bee", "cat")]
 SHARDS = [[37], [64, 64, 1], [300, 57], [8], [150, 90]]
@@ -102,12 +96,10 @@ class Mix:
             wanted = rng.choice([None, list(own[:2]), {own[2]: "bird"}])
             total = sum(SHARDS[at])
             chosen = [number for number in range(total) if wanted is None or own[number % 3] in wanted]
-            heads = [0, *itertools.accumulate(SHARDS[at])]
-            runs = [(b, min(b + 64, e)) for a, e in itertools.pairwise(heads) for b in range(a, e, 64)]
-            of_run = [[at for at, number in enumerate(chosen) if begin <= number < end] for begin, end in runs]
+            runs, count = slow_order.runs_of(SHARDS[at], chosen)
             new = wanted if isinstance(wanted, dict) else {name: name for name in wanted or own}
             names.append([new[own[number % 3]] for number in chosen])
-            jobs.append(slow_order.Job([*filter(None, of_run)], [0] * len(chosen), (), 0, (total, len(runs)), 16, seed))
+            jobs.append(slow_order.Job(runs, [0] * len(chosen), (), 0, (total, count), 16, seed))
             self.numbers.append([1000 * at + number for number in chosen])
             self.pairs.append((info if wanted is None else {"dataset": info, "classes": wanted}, weight))
         scale = int(np.gcd.reduce(self.weights))
@@ -153,35 +145,27 @@ def test_any_mix_hosts_and_resume_read_what_the_slow_reference_reads(datasets: D
         assert max((epoch for at, epoch, _ in seen if at == source), default=0) <= one.epoch
 
 
-def test_a_source_is_read_as_train_batches_reads_it_alone(datasets: Datasets) -> None:
-    found = numbers_of(itertools.islice(mixed({datasets[2]: 3, datasets[4]: 1}, seed=7).repeat(), 200))
-    for at in (2, 4):
-        alone = reader.train_batches(datasets[at], "train", global_batch_size=1, seed=7, features=["number"])
-        mine = [number for number in found if number // 1000 == at]
-        assert mine == numbers_of(itertools.islice(alone.repeat(), len(mine)))
-
-
-def test_states_replicas_and_workers_read_the_same(datasets: Datasets) -> None:
-    sources = {datasets[0]: "0.2", datasets[1]: 0.5, datasets[4]: 0.3}
-    batches = mixed(sources, 12)
+@pytest.mark.parametrize("adapter", ["numpy", "torch", "3 workers", "jax"])
+def test_an_adapter_reads_a_mix_and_resumes_it_by_its_state(datasets: Datasets, adapter: str) -> None:
+    batches = mixed({datasets[0]: "0.2", datasets[1]: 0.5, datasets[4]: 0.3}, 12)
     assert len(batches) == -(-800 // 12)  # 240 records, a weight of 0.3
-    all_of_it = numbers_of(itertools.islice(batches.repeat(), 2 * len(batches) + 5))
-    iterator = iter(mixed(sources, 12))
-    for _ in range(31):
-        next(iterator)
-    resumed = mixed(sources, 12)
-    resumed_iterator = iter(resumed)
-    resumed_iterator.set_state(iterator.get_state())
-    assert len(iterator.get_state()) < 2000 and State.parse(iterator.get_state()).step == 31
-    rest = numbers_of(resumed_iterator) + numbers_of(resumed)
-    assert rest == all_of_it[31 * 12 : 2 * len(batches) * 12]
-    again = pickle.loads(pickle.dumps(mixed(sources, 12).at(batches.position_at(31))))
-    assert numbers_of(again) == all_of_it[31 * 12 : len(batches) * 12] and numbers_of(copy.copy(again))
-    begin = batches.at(batches.start).next_loop
-    turns = [numbers_of(batches.read(begin, (index, 3), threads=1)) for index in range(3)]
-    dealt = [iter(one) for one in turns]
-    merged = [next(dealt[number % 3]) for number in range(len(batches)) for _ in range(12)]
-    assert merged == all_of_it[: len(merged)]
+    stream = numbers_of(itertools.islice(batches.repeat(), 2 * len(batches)))
+    state = batches.at(batches.start).state_at(31)
+    assert len(state.to_json()) < 2000
+    loops = ADAPTERS[adapter](pickle.loads(pickle.dumps(batches.at(batches.start))), state.to_dict())
+    assert numbers_of(loops) + numbers_of(loops) == stream[31 * 12 :]
+
+
+def test_keras_resumes_a_mix(datasets: Datasets, tmp_path: Path) -> None:
+    keras = pytest.importorskip("keras", reason="Keras is not installed: pip install 'imageshards[train]'")
+    sources = {datasets[2]: 3, datasets[3]: 1}
+    batches = reader.mix(sources, global_batch_size=100)
+    model = keras.Sequential([keras.layers.Flatten(), keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    reader.keras.Resume(tmp_path, batches).fit(model, epochs=1, verbose=0)
+    again = reader.keras.Resume(tmp_path, reader.mix(sources, global_batch_size=100))
+    assert (again.step, again.epoch) == (len(batches), 1)
+    assert again._batches.next_loop.position == batches.position_at(len(batches))
 
 
 def test_what_is_read_and_what_is_told(datasets: Datasets, caplog: pytest.LogCaptureFixture) -> None:
@@ -213,7 +197,6 @@ def test_corrupt_records_are_skipped_and_counted_by_source(tmp_path: Path, datas
 
 ERRORS: dict[str, tuple[Any, str]] = {
     "no sources": (lambda sets: mixed({}), r"sources must be a dict of dataset → weight, or a list"),
-    "one url": (lambda sets: mixed(sets[0].url), r"sources must be a dict of dataset → weight, or a list"),
     "weight 0": (
         lambda sets: mixed({sets[0]: 1, sets[1]: 0}),
         r"the weight of source 2, .*1\.0\.0 must be above 0, got 0",
@@ -225,7 +208,6 @@ ERRORS: dict[str, tuple[Any, str]] = {
     "too exact": (lambda sets: mixed({sets[0]: 1, sets[1]: 0.1234567890123}), r"have too many digits"),
     "unknown key": (lambda sets: mixed([({"dataset": sets[0], "clases": ["cat"]}, 1)]), r"did you mean .?classes"),
     "no dataset": (lambda sets: mixed([({"classes": ["cat"]}, 1)]), r"no dataset: None"),
-    "no class": (lambda sets: mixed([({"dataset": sets[0], "classes": ["yak"]}, 1)]), r"there is no class 'yak'"),
     "batch_size": (lambda sets: mixed({sets[0]: 1}, batch_size=3), r"there is no argument batch_size=: give global_"),
 }
 
@@ -242,12 +224,8 @@ def test_sources_that_differ_are_refused(datasets: Datasets, tmp_path: Path) -> 
     large = shards.make_dataset(tmp_path / "1.0.0", {"train": [9]}, size=(16, 8))
     with pytest.raises(UsageError, match=r"the sources have images of 8x8x3 and 16x8x3 .*: give image_size"):
         reader.mix({datasets[0]: 1, large: 1}, global_batch_size=2)
-    assert next(iter(reader.mix({datasets[0]: 1, large: 1}, global_batch_size=2, image_size=8)))[0].shape == (
-        2,
-        8,
-        8,
-        3,
-    )
+    resized, _ = next(iter(reader.mix({datasets[0]: 1, large: 1}, global_batch_size=2, image_size=8)))
+    assert resized.shape == (2, 8, 8, 3)
     with pytest.raises(UsageError, match=r"there is no 'number'"):
         mixed({datasets[0]: 1, large: 1}, image_size=8)
 
@@ -273,36 +251,3 @@ def test_another_mix_s_position_is_refused(datasets: Datasets) -> None:
     for wrong in ('"row":8', '"row":-1', '"step":-1'):
         with pytest.raises(UsageError, match=r"not an imageshards\.Position"):
             reader.Position.from_json(re.sub(rf'"{wrong[1:5]}"?:\d+', wrong, position.to_json()))
-
-
-# --- trainings that are killed
-
-
-@pytest.mark.soak
-@pytest.mark.parametrize("kind", ["tensorflow", "jax", "torch", "loader 0", "loader 2", "jax processes"])
-def test_a_training_on_a_mix_that_was_killed_ends_with_the_same_weights(
-    tmp_path: Path, datasets: Datasets, kind: str
-) -> None:
-    for package in ("torch",) if kind.startswith("loader") else ("jax",) if " " in kind else (kind, "keras"):
-        pytest.importorskip(package, reason=f"{package} is not installed")
-    options = {"KERAS_BACKEND": kind, "JAX_PLATFORMS": "cpu", "TF_DETERMINISTIC_OPS": "1"}
-    urls = [datasets[2].url, datasets[1].url]
-
-    def trained(folder: str, die_at: int) -> list[str]:
-        with socket.create_server(("localhost", 0)) as server:
-            address = f"localhost:{server.getsockname()[1]}"
-        command = [sys.executable, "-W", "ignore", "-m", "tests.reading.mix_trainings", kind, tmp_path / folder]
-        more: list[list[str]] = [[address, "0"], [address, "1"]] if kind == "jax processes" else [[]]
-        pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-        processes = [
-            subprocess.Popen([*command, str(die_at), *urls, *one], cwd=ROOT, env={**os.environ, **options}, **pipes)
-            for one in more
-        ]
-        done = [process.communicate(timeout=300) for process in processes]
-        for process, (_, errors) in zip(processes, done, strict=True):
-            assert bool(process.returncode) == bool(die_at), errors[-3000:]
-        return [text.splitlines()[-1] if text else "" for text, _ in done]
-
-    whole = trained("whole", 0)
-    trained("killed", 67)
-    assert trained("killed", 0) == whole and all(len(text) == 64 for text in whole)

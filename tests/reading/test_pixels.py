@@ -185,22 +185,6 @@ def resizer(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
     return str(request.param)
 
 
-@pytest.mark.parametrize(
-    "size",
-    [
-        *((224, 224), (450, 600), (224, 600), (375, 500)),
-        *(pytest.param(size, marks=pytest.mark.soak) for size in ((187, 250), (128, 160), (640, 800))),
-    ],
-)
-@pytest.mark.usefixtures("resizer")
-def test_resized_pixels_are_exactly_pillows(size: tuple[int, int]) -> None:
-    for number in range(len(SHAPES)):
-        pixels = scene(number)
-        assert np.array_equal(resized(pixels, size, "stretch"), bilinear(pixels, size))
-        gray = pixels[:, :, :1]
-        assert np.array_equal(resized(gray, size, "stretch"), bilinear(gray, size))
-
-
 @pytest.mark.parametrize(("size", "scale"), [((94, 125), 1), ((93, 125), 2), ((40, 60), 4), ((20, 31), 8), ((1, 1), 8)])
 @pytest.mark.usefixtures("resizer")
 def test_a_jpeg_much_larger_than_asked_for_is_decoded_smaller_as_the_writer_does(
@@ -412,17 +396,6 @@ def test_a_users_fault_is_one_line_and_never_a_corrupt_record(
     with pytest.raises(kind, match=message) as error:
         augmented(info, function, on_error=on_error)
     assert kind is not UsageError or "\n" not in str(error.value)
-
-
-def test_a_keras_layer_is_refused_or_works_with_a_lambda(info: reader.DatasetInfo) -> None:
-    import keras
-
-    layer = keras.layers.RandomFlip("horizontal", seed=1)
-    with pytest.raises(UsageError) as error:
-        augmented(info, layer)
-    assert "\n" not in str(error.value)
-    flip = keras.layers.Rescaling(1, dtype="uint8")
-    assert augmented(info, lambda image, seed: flip(image)).shape == (40, 12, 16, 3)
 
 
 def test_arrays_of_other_kinds_are_taken(info: reader.DatasetInfo) -> None:

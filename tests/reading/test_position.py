@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import math
+import pickle
 import re
-from typing import Any, NamedTuple
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -110,7 +112,8 @@ def test_whatever_is_not_refused_can_be_read_on(phases: list[list[int]], records
         return
     assert sum(phase.read for phase in position.phases) < position.records
     later = position.after(1000)
-    assert Position.from_json(later.to_json()) == later
+    assert Position.from_json(later.to_json()) == pickle.loads(pickle.dumps(later)) == later
+    assert later == position.after(7).after(993)
     assert later.epoch >= position.epoch
 
 
@@ -154,12 +157,9 @@ def test_batches_that_hosts_cannot_divide_name_the_nearest() -> None:
         batch_size_of(20, 2, 4)
 
 
-class InputContext(NamedTuple):
+def context(index: int, count: int, replicas: int) -> Any:
     """What `tf.distribute.InputContext` has."""
-
-    input_pipeline_id: int
-    num_input_pipelines: int
-    num_replicas_in_sync: int
+    return SimpleNamespace(input_pipeline_id=index, num_input_pipelines=count, num_replicas_in_sync=replicas)
 
 
 @pytest.mark.parametrize(
@@ -168,8 +168,8 @@ class InputContext(NamedTuple):
         (None, (0, 1, 1)),
         ((1, 3), (1, 3, 1)),
         ([np.int64(0), np.int64(2)], (0, 2, 1)),
-        (InputContext(1, 2, 8), (1, 2, 4)),
-        (InputContext(0, 2, 1), (0, 2, 1)),
+        (context(1, 2, 8), (1, 2, 4)),
+        (context(0, 2, 1), (0, 2, 1)),
         ("auto", (0, 1, 1)),  # no process of several
     ],
 )

@@ -6,12 +6,6 @@ import gc
 import itertools
 import json
 import logging
-import os
-import socket
-import subprocess
-import sys
-import threading
-import time
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -23,8 +17,9 @@ import pytest
 
 import reader
 from beam_pipeline.schema.example import bytes_feature, int64_feature
-from tests.make import ROOT
+from tests import servers
 from tests.reading.shards import flipped, make_dataset, numbers_in
+from tests.reading.without import run_together
 
 tf = pytest.importorskip("tensorflow", reason="TensorFlow is not installed: pip install 'imageshards[tensorflow]'")
 keras = pytest.importorskip("keras", reason="Keras is not installed: pip install 'imageshards[train]'")
@@ -81,7 +76,7 @@ def test_shapes_and_length_are_known_before_anything_is_read(info: reader.Datase
     assert len(evals) == 3
 
 
-def test_map_prefetch_repeat_take_skip_batch_and_cache_behave(info: reader.DatasetInfo) -> None:
+def test_map_prefetch_repeat_take_skip_batch_flat_map_and_cache_behave(info: reader.DatasetInfo) -> None:
     expected = stream(info, 18)
     assert numbers_in(named(info).map(lambda inputs, labels: (inputs, labels + 1)).prefetch(2)) == expected[:300]
     assert numbers_in(named(info).repeat(3)) == expected
@@ -92,6 +87,7 @@ def test_map_prefetch_repeat_take_skip_batch_and_cache_behave(info: reader.Datas
     assert batched.element_spec[0]["image"].shape == (3, 50, 16, 24, 3) and len(batched) == 2
     assert numbers_in(batched) == expected[:300]
     assert numbers_in(named(info).unbatch().batch(7)) == expected[:300]
+    assert numbers_in(tf.data.Dataset.range(2).flat_map(lambda _: named(info))) == expected[:600]
     cached = named(info).cache()
     assert numbers_in(cached) == numbers_in(cached) == expected[:300]
     assert numbers_in(tf.data.Dataset.zip(named(info), named(info)).map(lambda one, other: other)) == expected[:300]
@@ -194,17 +190,10 @@ print(json.dumps(said))
 @pytest.mark.soak
 def test_workers_of_a_cluster_read_their_parts_or_nothing(info: reader.DatasetInfo, tmp_path: Path) -> None:
     (tmp_path / "program.py").write_text(WORKER_PROGRAM)
-    with socket.create_server(("localhost", 0)) as one, socket.create_server(("localhost", 0)) as other:
-        ports = [str(server.getsockname()[1]) for server in (one, other)]
-    command = [sys.executable, "-W", "ignore", str(tmp_path / "program.py"), info.url]
-    pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "-1", "KERAS_BACKEND": "tensorflow"}
-    workers = [
-        subprocess.Popen([*command, str(index), *ports], cwd=ROOT, env=environment, **pipes) for index in range(2)
-    ]
-    done = [worker.communicate(timeout=200) for worker in workers]
-    for index, (worker, (said, errors)) in enumerate(zip(workers, done, strict=True)):
-        assert worker.returncode == 0, errors[-3000:]
+    command, ports = [tmp_path / "program.py", info.url], [servers.free_port(), servers.free_port()]
+    commands = ([*command, index, *ports] for index in range(2))
+    done = run_together(commands, CUDA_VISIBLE_DEVICES="-1", KERAS_BACKEND="tensorflow")
+    for index, (said, _) in enumerate(done):
         for kind, (refused, *split_again, by_context, by_hand, steps) in json.loads(said).items():
             batches = getattr(reader, kind.replace("dataset", "batches"))
             part = batches(info, "train[:120]", global_batch_size=50, host=(index, 2))
@@ -216,77 +205,19 @@ def test_workers_of_a_cluster_read_their_parts_or_nothing(info: reader.DatasetIn
             assert all("Found an unshardable source dataset" in error for error in split_again), split_again
 
 
-def test_an_input_context_is_a_host_whose_replicas_take_a_batch_each(info: reader.DatasetInfo) -> None:
-    context = tf.distribute.InputContext(num_input_pipelines=3, input_pipeline_id=2, num_replicas_in_sync=6)
-    train = named(info, 60, host=context)
-    assert len(train) == 10 and train.element_spec[1].shape == (10,)
-    assert numbers_in(train) == stream(info, 5, 60, host=(2, 3))
-    for build in (reader.train_dataset, reader.eval_dataset):
-        with pytest.raises(ValueError, match="63 can't be divided by 6 replicas; the nearest that fit: 60"):
-            build(info, "train", global_batch_size=63, host=context)
-
-
-def small_model() -> Any:
-    layers = [keras.layers.Rescaling(1 / 255), keras.layers.Flatten(), keras.layers.Dense(3)]
-    model = keras.Sequential([keras.Input((16, 24, 3)), *layers])
-    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-    model.compile("sgd", loss, weighted_metrics=["accuracy"])
-    return model
-
-
-needs_tensorflow_backend = pytest.mark.skipif(
-    keras.backend.backend() != "tensorflow", reason="Keras has another backend: unset KERAS_BACKEND"
-)
-
-
-@needs_tensorflow_backend
-def test_keras_fits_with_exact_validation_between_epochs(info: reader.DatasetInfo) -> None:
-    train = reader.train_dataset(info, "train", global_batch_size=50, augment=reader.augment.flip_crop)
-    evals = reader.eval_dataset(info, "validation", global_batch_size=16)  # 37 records in 48 rows
-    model = small_model()
-    history = model.fit(train, epochs=3, validation_data=evals, verbose=0).history
-    right = np.concatenate(
-        [
-            (model.predict_on_batch(images).argmax(-1) == labels)[weights > 0]
-            for images, labels, weights in evals.as_numpy_iterator()
-        ]
-    )
-    assert len(right) == 37 and abs(history["val_accuracy"][-1] - right.mean()) < 1e-6
-    assert int(model.optimizer.iterations) == 18
-    # Three epochs were trained, so the fourth comes next.
-    expected = reader.train_batches(info, "train", global_batch_size=50)
-    assert [labels.numpy().tolist() for _, labels in train] == [
-        labels.tolist() for _, labels in itertools.islice(expected.repeat(), 18, 24)
-    ]
-
-
-@needs_tensorflow_backend
-@pytest.mark.soak
-def test_keras_fits_a_model_of_several_inputs(info: reader.DatasetInfo) -> None:
-    image, age = keras.Input((16, 24, 3), name="image"), keras.Input((), dtype="int64", name="age")
-    pooled = keras.layers.GlobalAveragePooling2D()(keras.layers.Rescaling(1 / 255)(image))
-    mixed = keras.layers.Concatenate()([pooled, keras.layers.Embedding(300, 4)(age)])
-    model = keras.Model({"image": image, "age": age}, keras.layers.Dense(3)(mixed))
-    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-    model.compile(keras.optimizers.Adam(0.1), loss, weighted_metrics=["accuracy"])
-    train = reader.train_dataset(info, "train", global_batch_size=50, features=["age"])
-    evals = reader.eval_dataset(info, "train", global_batch_size=64, features=["age"])
-    history = model.fit(train, epochs=12, validation_data=evals, verbose=0).history
-    assert history["val_accuracy"][-1] > 0.95  # an age names a record
-
-
-@needs_tensorflow_backend
+@pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="Keras has another backend: unset KERAS_BACKEND")
 def test_a_corrupt_record_ends_fit_with_its_file_record_and_offset(corrupt: tuple[str, str]) -> None:
     info, where = corrupt
-    epochs: list[int] = []
+    epochs, model = list[int](), keras.Sequential([keras.layers.Flatten(), keras.layers.Dense(3)])
+    model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
     seen = keras.callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: epochs.append(epoch))
     train = reader.train_dataset(info, "train", global_batch_size=10)
     with pytest.raises(tf.errors.OpError, match=where):
-        small_model().fit(train, epochs=3, verbose=0, callbacks=[seen])
+        model.fit(train, epochs=3, verbose=0, callbacks=[seen])
     assert epochs == []  # it isn't taken for the epoch's end
     evals = reader.eval_dataset(info, "train", global_batch_size=10)
     with pytest.raises(tf.errors.OpError, match=where):
-        small_model().evaluate(evals, verbose=0)
+        model.evaluate(evals, verbose=0)
 
 
 def test_a_corrupt_record_comes_after_all_batches_before_it_and_what_follows_is_no_end(
@@ -330,30 +261,14 @@ def test_batches_cross_into_tensorflow_without_a_copy(info: reader.DatasetInfo) 
 
 
 @pytest.mark.soak
-def test_dropped_iterators_leave_no_threads(info: reader.DatasetInfo) -> None:
-    before = set(threading.enumerate())  # another test's may wait for a server that never answers
-
-    def threads() -> int:
-        gc.collect()
-        return sum(thread.name.startswith("reader") for thread in set(threading.enumerate()) - before)
-
-    train = reader.train_dataset(info, "train", global_batch_size=8)
-    for _ in range(30):
-        next(iter(train))
-    deadline = time.monotonic() + 5
-    while threads() and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert threads() == 0
-
-
-@pytest.mark.soak
 def test_datasets_that_are_dropped_leave_no_memory(info: reader.DatasetInfo) -> None:
     """TensorFlow never frees a dataset's function, so it may hold no buffer and no open file: 10 MB a batch here."""
     process = psutil.Process()
 
     def read(datasets: int) -> int:
-        for _ in range(datasets):
-            for _ in reader.train_dataset(info, "train", global_batch_size=50, image_size=256):
+        for number in range(datasets):
+            dataset = reader.train_dataset(info, "train", global_batch_size=50, image_size=256)
+            for _ in itertools.islice(dataset, number % 2 or None):  # some are left early: a thread would hold buffers
                 pass
         gc.collect()
         return process.memory_info().rss
@@ -361,21 +276,3 @@ def test_datasets_that_are_dropped_leave_no_memory(info: reader.DatasetInfo) -> 
     sizes = [read(10) for _ in range(5)]
     # The least of four: what other tests left comes and goes, a leak grows by 100 MB each time.
     assert min(after - before for before, after in pairwise(sizes)) < 5 << 20
-
-
-def test_datasets_compose(info: reader.DatasetInfo) -> None:
-    expected = stream(info, 12, 50)
-    flat = tf.data.Dataset.range(2).flat_map(lambda _: named(info, 50))
-    assert numbers_in(flat) == expected
-    train, evals = named(info, 50), reader.eval_dataset(info, "train", global_batch_size=50, features=["filename"])
-    assert [numbers_in([one]) for one, _ in tf.data.Dataset.zip(train, evals)] == [
-        expected[at : at + 50] for at in range(0, 300, 50)
-    ]
-    mixed = tf.data.Dataset.sample_from_datasets([named(info, 50), named(info, 50, seed=5)], [0.5, 0.5], seed=1)
-    assert sorted(numbers_in(mixed)) == sorted([*expected[:300], *stream(info, 6, 50, seed=5)])
-
-
-def test_iterators_that_are_alive_at_one_time_read_the_same_iteration(info: reader.DatasetInfo) -> None:
-    train = named(info, 50)
-    for one, other in tf.data.Dataset.zip(train, train):
-        assert numbers_in([one]) == numbers_in([other])

@@ -17,7 +17,7 @@ from beam_pipeline.schema.manifest import seal_manifest
 from imageshards import main
 from reader import verify
 from reader.tools.verify import Fault
-from tests import make, servers
+from tests import make
 from tests.reading.shards import make_dataset, make_record, offsets
 
 FIRST, SHARD = (f"photos-train.tfrecord-0000{number}-of-00002" for number in range(2))
@@ -82,19 +82,17 @@ def test_changed_metadata_and_indexes(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("file", "change", "what"),
+    ("change", "what"),
     [
         (
-            "index/train.runs.npy",
             lambda data: data[:-24] + bytes([data[-24] ^ 1]) + data[-23:],  # the length of the run before the last
             "its runs of shard 1 aren't those of the shard",
         ),
-        ("index/train.runs.npy", lambda data: b"no array", "it isn't a run index of the manifest's shards"),
+        (lambda data: b"no array", "it isn't a run index of the manifest's shards"),
     ],
 )
-def test_an_index_that_was_published_wrong(
-    folder: Path, file: str, change: Callable[[bytes], bytes], what: str
-) -> None:
+def test_an_index_that_was_published_wrong(folder: Path, change: Callable[[bytes], bytes], what: str) -> None:
+    file = "index/train.runs.npy"
     reseal(folder, lambda manifest: None, {file: change((folder / file).read_bytes())})
     (fault,) = faults_of(folder)
     assert fault[:3] == (Path(file).name, None, None) and fault[3].startswith(what)
@@ -221,30 +219,3 @@ def test_an_index_of_other_files_is_repaired_by_another_one(tmp_path: Path, caps
 def test_a_fault_reads_as_one_line() -> None:
     assert str(Fault("f", 3, 70, "wrong")) == "f: record 3 at byte 70: wrong"
     assert str(Fault("f", None, None, "missing")) == "f: missing"
-
-
-@pytest.mark.parametrize(
-    "flags",
-    [
-        ["--splits", "train=0.75,validation=0.25", "--num_shards", "train=3,validation=2", "--one_hot"],
-        ["--compression", "gzip", "--channels", "1", "--image_size", "24"],
-    ],
-    ids=["splits", "gzip"],
-)
-def test_what_the_job_publishes_is_found_valid_locally_and_in_a_bucket(
-    photos: Path, tmp_path: Path, gcs: servers.Gcs, flags: list[str], capsys: pytest.CaptureFixture[str]
-) -> None:
-    version = make.published(photos, tmp_path, *flags)
-    bucket = gcs.new_bucket()
-    gcs.put_folder(bucket, "photos/1.0.0", version)
-    url = f"gs://{bucket}/photos/1.0.0"
-    capsys.readouterr()
-    for dataset in (str(version), url):
-        report = verify(dataset)
-        assert report.ok, report.faults
-        assert main(["verify", dataset]) == 0
-        assert capsys.readouterr().out.startswith("OK: 40 records in ")
-    shard = next(file for file in sorted(gcs.names(bucket)) if "-train.tfrecord-00000" in file and "index" not in file)
-    gcs.put(bucket, shard, gcs.get(bucket, shard)[:-9])
-    (fault, *_) = verify(url).faults
-    assert fault.file == f"gs://{bucket}/{shard}" and "bytes, the manifest says" in fault.what

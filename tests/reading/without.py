@@ -1,12 +1,17 @@
-"""Runs a program as if some packages weren't installed: python tests/reading/without.py tensorflow,jax PROGRAM …"""
+"""Programs in other processes: several at one time, or as if some packages weren't installed.
+
+python tests/reading/without.py tensorflow,jax PROGRAM …
+"""
 
 from __future__ import annotations
 
 import importlib.machinery
+import itertools
 import os
 import runpy
 import subprocess
 import sys
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +41,27 @@ def run_without(
     environment = {**os.environ, "JAX_PLATFORMS": "cpu", **environment}
     done = subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0 and "Exception ignored" not in done.stderr, done.stderr[-3000:]
+    return done
+
+
+def run_together(
+    commands: Iterable[Sequence[object]], each: Iterable[Mapping[str, str]] = itertools.repeat({}), **common: str
+) -> list[tuple[str, str]]:
+    """What Python processes that run at one time say and complain of; each must end well.
+
+    Args:
+        commands: after `python`.
+        each: variables of each process.
+        common: variables of all.
+    """
+    pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    processes = []
+    for command, own in zip(commands, each, strict=False):
+        arguments = [sys.executable, "-W", "ignore", *map(str, command)]
+        processes.append(subprocess.Popen(arguments, cwd=ROOT, env={**os.environ, **common, **own}, **pipes))
+    done = [process.communicate(timeout=300) for process in processes]
+    for process, (_, errors) in zip(processes, done, strict=True):
+        assert process.returncode == 0, errors[-3000:]
     return done
 
 

@@ -2,29 +2,23 @@
 
 from __future__ import annotations
 
-import functools
 import io
 import itertools
 import json
-import os
 import signal
-import subprocess
 import sys
-import threading
-import time
 import zipfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tests.reading.shards import make_dataset
+from tests.make import ROOT as ROOT
 
 if TYPE_CHECKING:
     from reader.info import DatasetInfo
     from reader.training.options import TrainOptions
 
-ROOT = Path(__file__).parents[2]
 MODEL = '''
 import keras
 
@@ -40,7 +34,7 @@ def random_layers(shape, classes):
 OPTIONS: dict[str, Any] = {"image_size": 16, "batch_size": 8, "epochs": 6, "seed": 5, "checkpoint_steps": 2}
 OPTIONS |= {"early_stopping": 2}
 _RATES = {"tensorflow": 0.5, "jax": 0.005}
-_STEP, _BEST_STEP = 7, 10  # in the second epoch, and at its end
+_BEST_STEP = 10  # the end of the second epoch
 MOMENTS = ("best", "evaluation", "signal", "end")
 
 
@@ -78,53 +72,6 @@ def killed_at(moment: str) -> Iterator[None]:
         setattr(owner, name, function)
 
 
-def two_devices() -> None:
-    """Divide the CPU, before anything else of the backend."""
-    import keras
-
-    os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=2 --xla_backend_optimization_level=0"
-    if keras.backend.backend() == "tensorflow":
-        import tensorflow as tf
-
-        halves = [tf.config.LogicalDeviceConfiguration()] * 2
-        tf.config.set_logical_device_configuration(tf.config.list_physical_devices("CPU")[0], halves)
-
-
-def use_devices(count: int) -> None:
-    """Let a run find so many of them."""
-    import keras
-
-    if keras.backend.backend() == "tensorflow":
-        from tensorflow import config as module
-
-        name = "list_logical_devices"
-    else:
-        import jax as module
-
-        name = "devices"
-    listed = _LISTED.setdefault(name, getattr(module, name))
-    setattr(module, name, lambda *args, **named: listed(*args, **named)[:count])
-
-
-_LISTED: dict[str, Any] = {}
-
-
-def one_step_on_one_and_two(folder: Path) -> None:
-    """Train a step of all records into folder/one and, on two devices, folder/two."""
-    from reader.info import load_info
-    from reader.training.fit import train
-    from reader.training.options import TrainOptions
-
-    info = load_info(make_dataset(folder / "1.0.0", {"train": [8]}, size=(16, 16)))
-    for count, name in ((1, "one"), (2, "two")):
-        use_devices(count)
-        done = train(
-            info,
-            TrainOptions(out=str(folder / name), image_size=16, batch_size=8, epochs=1, seed=5, eval_split="none"),
-        )
-        assert done.devices.startswith(f"{count} CPU devices" if count > 1 else "the CPU"), done.devices
-
-
 def linear(shape: tuple[int, ...], classes: int) -> Any:
     """A model for --model that is compiled in half the time of small_cnn."""
     from keras import Sequential, layers
@@ -157,41 +104,6 @@ def kill_and_continue(info: DatasetInfo, folder: Path, moments: Sequence[str]) -
         train(info, _options(folder / moment))
 
 
-def stop_and_continue(dataset: str, folder: Path) -> None:
-    """`kill_and_continue` at all moments; and into folder/stopped with a SIGTERM, folder/killed with a kill -9."""
-    from beam_pipeline.errors import ImageShardsError
-    from reader.info import load_info
-    from reader.training.fit import train
-
-    with random_layers_in(folder):
-        info = load_info(dataset)
-        killed = subprocess.Popen([sys.executable, __file__, dataset, str(folder), "killed"], env=_environment(folder))
-        kill_and_continue(info, folder, MOMENTS)
-        stop = functools.partial(os.kill, os.getpid(), signal.SIGTERM)
-        threading.Thread(target=_when_there, args=(folder / "stopped", stop)).start()
-        try:
-            train(info, _options(folder / "stopped"))
-        except ImageShardsError as error:
-            (folder / "said").write_text(str(error))
-        train(info, _options(folder / "stopped"))
-        _when_there(folder / "killed", killed.kill)
-        assert killed.wait() == -signal.SIGKILL, "it had ended before"
-        train(info, _options(folder / "killed"))
-
-
-def _environment(folder: Path) -> dict[str, str]:
-    import keras
-
-    return {**os.environ, "KERAS_BACKEND": keras.backend.backend(), "PYTHONPATH": f"{ROOT}:{folder}"}
-
-
-def _when_there(out: Path, act: Any) -> None:
-    """Call `act` once a checkpoint in the middle of an epoch is there."""
-    while not any(int(file.name[5:14]) >= _STEP for file in out.glob("checkpoints/step-*.npz")):
-        time.sleep(0.001)
-    act()
-
-
 def metrics_of(out: Path) -> list[dict[str, Any]]:
     """metrics.jsonl, but for times."""
     lines = map(json.loads, (out / "metrics.jsonl").read_text().splitlines())
@@ -217,28 +129,6 @@ def checkpoint_of(out: Path) -> tuple[dict[str, Any], list[Any]]:
         return document["progress"], [file[name] for name in sorted(file.files) if name != "document"]
 
 
-def make_other_dataset(folder: Path) -> str:
-    """Another one of as many records."""
-    return make_dataset(folder, {"train": [24, 16], "validation": [11]}, size=(16, 17))
-
-
-def _slow_training(dataset: str, folder: Path, name: str) -> None:
-    """One that is in the middle of an epoch long enough to be killed there."""
-    from reader.info import load_info
-    from reader.training.fit import train
-    from reader.training.out_folder import Checkpoints
-
-    save = Checkpoints.save
-
-    def save_and_wait(self: Any, *arguments: Any) -> None:
-        save(self, *arguments)
-        if self.at.step >= _STEP:
-            time.sleep(600)
-
-    setattr(Checkpoints, "save", save_and_wait)  # noqa: B010
-    train(load_info(dataset), _options(folder / name))
-
-
 def _options(out: Path) -> TrainOptions:
     import keras
 
@@ -249,10 +139,7 @@ def _options(out: Path) -> TrainOptions:
 
 
 if __name__ == "__main__":
-    two_devices()
-    use_devices(1)
-    if len(sys.argv) > 3:
-        _slow_training(sys.argv[1], Path(sys.argv[2]), sys.argv[3])
-    else:
-        stop_and_continue(sys.argv[1], Path(sys.argv[2]))
-        one_step_on_one_and_two(Path(sys.argv[2]))
+    from reader.info import load_info
+
+    with random_layers_in(Path(sys.argv[2])):
+        kill_and_continue(load_info(sys.argv[1]), Path(sys.argv[2]), MOMENTS)

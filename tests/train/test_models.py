@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -18,6 +19,7 @@ from reader.info import DatasetInfo, load_info
 from reader.training.devices import Devices
 from reader.training.models import Model, build, compile_for
 from reader.training.options import TrainOptions, application_name, make_recipe
+from tests import make
 from tests.reading.shards import make_dataset
 
 CPU = Devices("cpu", 1, "")
@@ -227,3 +229,11 @@ def test_batch_normalization_is_found_however_deep_it_is() -> None:
     inner = keras.Sequential([keras.layers.BatchNormalization()])
     Model(keras.Sequential([keras.layers.Flatten(), inner, keras.layers.Dense(3)]), None).synchronize(True)
     assert inner.layers[0].synchronized
+
+
+def test_the_model_of_the_document_is_built(info: DatasetInfo, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    page = (make.ROOT / "docs/howto/train.md").read_text()
+    (model,) = re.findall(r"```python\n(import keras\n.*?)```", page, re.DOTALL)
+    (tmp_path / "my_models.py").write_text(model)
+    monkeypatch.chdir(tmp_path)
+    assert built(info, "my_models:wide", image_size=160).full.output_shape == (None, info.num_classes)

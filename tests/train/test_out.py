@@ -110,7 +110,10 @@ def test_a_finished_training_says_so_and_does_nothing(dataset: str, finished: Pa
 
 
 def test_a_folder_that_can_not_be_continued_in_is_refused(dataset: str, finished: Path, tmp_path: Path) -> None:
-    run, other = copied(finished, tmp_path), runs.make_other_dataset(tmp_path / "1.0.0")
+    run, other = (
+        copied(finished, tmp_path),
+        make_dataset(tmp_path / "1.0.0", {"train": [24, 16], "validation": [11]}, size=(16, 17)),
+    )
     document = json.loads((run / "run.json").read_text())
     ours = "was not written by train; choose a new folder"
 
@@ -128,7 +131,8 @@ def test_a_folder_that_can_not_be_continued_in_is_refused(dataset: str, finished
     for text in ("{", '{"epoch": 1}\n'):
         (run / "metrics.jsonl").write_text(text)
         refused(f"its metrics.jsonl {ours}")
-    for text in ("[]", json.dumps({"finished": True, "configuration": document["configuration"]})):
+    deep, of_ours = "[" * 100_000, {"finished": True, "configuration": document["configuration"]}
+    for text in ("[]", deep, '{"finished": ' + deep, json.dumps(of_ours)):
         (run / "run.json").write_text(text)
         refused(f"its run.json {ours}")
     (run / "run.json").unlink()
@@ -196,7 +200,7 @@ def test_a_checkpoint_that_can_not_be_used_is_told_and_the_one_before_is_taken(
         assert runs.metrics_of(out) == runs.metrics_of(finished)
 
 
-@pytest.mark.parametrize("kind", [*BY_HAND, "cut"])
+@pytest.mark.parametrize("kind", [*BY_HAND, "cut", "nested too deeply"])
 def test_checkpoints_none_of_which_can_be_used_are_an_error_of_one_line(
     dataset: str, finished: Path, tmp_path: Path, kind: str
 ) -> None:
@@ -204,6 +208,9 @@ def test_checkpoints_none_of_which_can_be_used_are_an_error_of_one_line(
     if kind == "cut":
         for file in out.glob("checkpoints/step-*"):
             file.write_bytes(file.read_bytes()[:100])
+    elif kind == "nested too deeply":
+        for file in out.glob("checkpoints/step-*"):
+            np.savez(file, document=np.frombuffer(b"[" * 100_000, np.uint8))
     else:
         edit(out, BY_HAND[kind])
     with pytest.raises(ImageShardsError) as error:
@@ -333,7 +340,9 @@ def test_out_in_a_bucket_is_written_and_continued(
 
     with (
         monkeypatch.context() as patch,
-        pytest.raises(ImageShardsError, match=f"the same command with --out {out} continues"),
+        pytest.raises(
+            ImageShardsError, match=rf"^stopped after step \d+, .*the same command with --out {out} continues$"
+        ),
     ):
         patch.setattr(Checkpoints, "save", save_and_terminate)
         trained(dataset, out, epochs=2, checkpoint_steps=2)

@@ -45,15 +45,9 @@ def probabilities(run: Path, version: Path) -> dict[str, Any]:
     """File name → what the model says of its record."""
     loaded, found = reader.load_run(run), {}
     for split in reader.load_info(version).splits:
-        for inputs, _, weights in reader.eval_batches(
-            version, split, global_batch_size=16, image_size=16, features=["filename"]
-        ):
-            assert isinstance(inputs, dict)
-            for name, row, weight in zip(
-                inputs["filename"], loaded.probabilities(inputs["image"]), weights, strict=True
-            ):
-                if weight:
-                    found[name.decode()] = row
+        records = reader.records(version, split, image_size=16)[:]
+        rows = loaded.probabilities(np.stack([one["image"] for one in records]))
+        found |= {one["filename"]: row for one, row in zip(records, rows, strict=True)}
     return found
 
 

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import csv
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +16,7 @@ from reader.training import inputs
 from reader.training.metrics import class_metrics, confusion_counts
 from tests import make, servers
 from tests.reading.shards import make_dataset
+from tests.reading.without import run_together
 from tests.train import runs
 from tests.train.test_out import trained
 
@@ -91,16 +89,10 @@ def test_two_processes_of_jax_count_each_image_once(dataset: str, tmp_path: Path
     options = (
         "--image_size 16 --batch_size 8 --epochs 3 --learning_rate 0.1 --model tests.train.runs:linear --distributed"
     )
-    command = [sys.executable, "-m", "reader", "train", dataset, *options.split(), "--out", f"{tmp_path}/two"]
-    environment = {**os.environ, "KERAS_BACKEND": "jax", "JAX_PLATFORMS": "cpu", "PYTHONPATH": str(runs.ROOT)}
+    command = ["-m", "reader", "train", dataset, *options.split(), "--out", f"{tmp_path}/two"]
+    environment = {"KERAS_BACKEND": "jax", "JAX_PLATFORMS": "cpu", "PYTHONPATH": str(runs.ROOT)}
     environment |= {"JAX_COORDINATOR_ADDRESS": f"127.0.0.1:{servers.free_port()}", "JAX_NUM_PROCESSES": "2"}
-    started = [
-        subprocess.Popen(command, env={**environment, "JAX_PROCESS_ID": process}, stderr=subprocess.PIPE)
-        for process in ("0", "1")
-    ]
-    for one in started:
-        _, errors = one.communicate(timeout=300)
-        assert one.returncode == 0, errors[-3000:]
+    run_together([command] * 2, [{"JAX_PROCESS_ID": process} for process in "01"], **environment)
     ((images, labels, _),) = reader.eval_batches(dataset, "validation", global_batch_size=11)
     predicted = keras.models.load_model(tmp_path / "two" / "model.keras").predict(images, verbose=0).argmax(1)
     counts = np.array([row[1:] for row in read(tmp_path / "two" / "confusion.csv")[1:]], np.int64)

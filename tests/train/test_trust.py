@@ -16,9 +16,8 @@ import numpy as np
 import pytest
 
 import reader
-from beam_pipeline.errors import ImageShardsError, UsageError
+from beam_pipeline.errors import ImageShardsError
 from imageshards import main
-from reader.saves import Saves
 from reader.training import evaluate as evaluating
 from reader.training import run as run_module
 from reader.training.fit import train
@@ -212,16 +211,6 @@ def test_an_edited_file_is_one_line(file: str, content: bytes | None, message: s
     with pytest.raises(ImageShardsError) as caught:
         reader.load_run(tmp_path / "run")
     assert message in str(caught.value) and "\n" not in str(caught.value)
-
-
-def test_what_is_nested_too_deeply_is_one_line_in_run_json_and_in_a_checkpoint(original: Path, tmp_path: Path) -> None:
-    for content in (b"[" * 100_000, b'{"finished": ' + b"[" * 100_000):
-        (tmp_path / "run.json").write_bytes(content)
-        with pytest.raises(UsageError, match=r"its run\.json was not written by train; choose a new folder$"):
-            train(str(original), TrainOptions(out=str(tmp_path), image_size=16))
-    np.savez(tmp_path / "step-000000001.npz", document=np.frombuffer(b"[" * 100_000, np.uint8))
-    with pytest.raises(ImageShardsError, match=r"1.npz is corrupt: no save in .* can be read: delete them"):
-        Saves(str(tmp_path), print).newest(dict)
 
 
 # --- names

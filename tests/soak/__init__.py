@@ -1,1 +1,0 @@
-"""Trainings that are killed again and again, on every framework: `make soak`."""
