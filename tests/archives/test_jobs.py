@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 from pathlib import Path
 
 import pytest
@@ -53,26 +52,6 @@ def test_a_dataset_has_one_hash_whatever_its_images_are_packed_in(
     expected = make.published(put_folder(bucket, files), tmp_path / "folder", *SPLITS)
     assert make.manifest(packed)["records"] == 2 * len(NAMES)
     assert make.dataset_hash(packed) == make.dataset_hash(expected)
-
-
-@pytest.mark.parametrize(("bucket", "columns"), [("gs", 4), ("gs", 3), ("s3", 4)], indirect=["bucket"])
-def test_rows_of_a_remote_folder_of_archives_give_the_dataset_of_the_unpacked_folder(
-    bucket: Bucket, files: dict[str, bytes], tmp_path: Path, columns: int
-) -> None:
-    """The training set is a tar of tars, the validation set flat; with sizes, and without."""
-    first, second = [{name: data for name, data in files.items() if name.startswith(label)} for label in ("g", "d")]
-    flat = {name.partition("/")[2].replace("/", "_"): data for name, data in second.items()}
-    put(bucket, {"in/train.tar": pack.tarred(pack.each(pack.tarred, ".tar")(first)), "in/val.tar": pack.tarred(flat)})
-    put(bucket, {f"unpacked/train/{name}": data for name, data in first.items()})
-    put(bucket, {f"unpacked/val/{name}": data for name, data in flat.items()})
-    rows = [[f"train/{name}", "größe", "train", str(len(data))] for name, data in first.items()]
-    rows += [[f"val/{name}", "größe", "validation", str(len(data))] for name, data in flat.items() if ".jpg" in name]
-    with (tmp_path / "rows.csv").open("w", encoding="utf-8", newline="") as table:
-        csv.writer(table).writerows(row[:columns] for row in [["path", "label", "split", "bytes"], *rows])
-    flags = ("--layout", "manifest", "--manifest", tmp_path / "rows.csv", "--max_reject_fraction", "0.1")
-    versions = [make.published(f"{bucket.url}/{name}", tmp_path / name, *flags) for name in ("in", "unpacked")]
-    assert make.manifest(versions[0])["records"] == 2 * len(NAMES)
-    assert len(set(map(make.dataset_hash, versions))) == 1
 
 
 @pytest.mark.parametrize(
