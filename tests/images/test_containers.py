@@ -99,9 +99,9 @@ def png_with(*chunks: bytes) -> bytes:
 
 
 TEXTS = {
-    "tEXt": lambda key: png_chunk(b"tEXt", key + b"\0a text"),
-    "zTXt": lambda key: png_chunk(b"zTXt", key + b"\0\0" + zlib.compress(b"a text")),
-    "iTXt": lambda key: png_chunk(b"iTXt", key + b"\0\0\0\0\0a text"),
+    "tEXt": lambda key, text: png_chunk(b"tEXt", key + b"\0" + text),
+    "zTXt": lambda key, text: png_chunk(b"zTXt", key + b"\0\0" + zlib.compress(text)),
+    "iTXt": lambda key, text: png_chunk(b"iTXt", key + b"\0\0\0\0\0" + text),
 }
 
 
@@ -110,7 +110,7 @@ TEXTS = {
 def test_a_text_of_a_png_is_nothing_but_a_text(kind: str, key: bytes) -> None:
     """Whatever its keyword is: Pillow files it with what it found out itself."""
     sideways = encoded(UPRIGHT.transpose(Image.Transpose.ROTATE_90), "PNG", exif=turned(6), transparency=(0, 0, 0))
-    text = TEXTS[kind](key)
+    text = TEXTS[kind](key, b"a text")
     for options in (OWN_SIZE._replace(channels=1), JPEG):
         for data in (png_with(), sideways):
             expected = convert(data, options)
@@ -122,9 +122,7 @@ def test_a_text_of_a_png_is_nothing_but_a_text(kind: str, key: bytes) -> None:
 def test_exif_that_is_a_text_turns_a_png(kind: str) -> None:
     """As ImageMagick and older tools write it: https://exiftool.org/TagNames/PNG.html."""
     exif = turned(6).tobytes()
-    text = f"\nexif\n{len(exif):8d}\n{exif.hex()}\n".encode()
-    bodies = {"tEXt": text, "zTXt": b"\0" + zlib.compress(text), "iTXt": b"\0\0\0\0" + text}
-    chunk = png_chunk(kind.encode(), b"Raw profile type exif\0" + bodies[kind])
+    chunk = TEXTS[kind](b"Raw profile type exif", f"\nexif\n{len(exif):8d}\n{exif.hex()}\n".encode())
     side = encoded(UPRIGHT.transpose(Image.Transpose.ROTATE_90), "PNG")
     for data in (side[:33] + chunk + side[33:], side[:-12] + chunk + side[-12:]):
         assert np.array_equal(pixels(convert(data, PNG).data), np.asarray(UPRIGHT))
