@@ -143,6 +143,14 @@ def test_without_a_compiler_the_package_is_installed_and_pillow_resizes(tmp_path
 
 
 @pytest.mark.soak
+def test_an_installed_wheel_resizes_by_what_was_compiled_for_it(installed: Path, tmp_path: Path) -> None:
+    """That it writes and reads, away from any checkout, is what `make extras` tries; without it Pillow would resize."""
+    said = done(installed / "imageshards", "--version", cwd=tmp_path).stdout
+    assert said.startswith(f"imageshards {beam_pipeline.__version__}\nresize: ")
+    assert ("with a C compiler" in said) is not COMPILES
+
+
+@pytest.mark.soak
 def test_an_extra_is_added_without_looking_for_the_package_itself(installed: Path, tmp_path: Path) -> None:
     pip = (sys.executable, "-m", "pip", "--python", installed / "python", "install", "--dry-run", "--no-index")
     said = done(*pip, "imageshards[reader]", cwd=tmp_path).stdout

@@ -19,6 +19,7 @@ from tests.make import encoded, noise, picture
 
 WIDTH, HEIGHT = 48, 36
 UPRIGHT = picture(WIDTH, HEIGHT, seed=4)
+SIDEWAYS = UPRIGHT.transpose(Image.Transpose.ROTATE_90)
 # From libjpeg-turbo's `cjpeg -arithmetic` and `-sample 4x1`, 24×18: Pillow decodes such files but writes none.
 ARITHMETIC, LUMA_4_1_1 = (Path(__file__).with_name(f"{name}.jpg").read_bytes() for name in ("arithmetic", "luma_4_1_1"))
 
@@ -116,7 +117,7 @@ def every_kind() -> dict[str, bytes]:
         "jpeg_cmyk_unmarked": without_segment(encoded(ImageChops.invert(inks), subsampling=0), APP14),
         "jpeg_cmyk_profile": encoded(inks, subsampling=0, icc_profile=ink_profile()),
         "jpeg_ycck": ycck(UPRIGHT),
-        "jpeg_exif": encoded(UPRIGHT.transpose(Image.Transpose.ROTATE_90), exif=turned(6), comment=b"a comment"),
+        "jpeg_exif": encoded(SIDEWAYS, exif=turned(6), comment=b"a comment"),
         "jpeg_profile": encoded(UPRIGHT, icc_profile=wide_profile()),
         "jpeg_two_pictures": animation("MPO"),
         "png": encoded(UPRIGHT, "PNG"),
@@ -131,7 +132,7 @@ def every_kind() -> dict[str, bytes]:
         "png_rgba": encoded(rgba, "PNG"),
         "png_gray_alpha": encoded(rgba.convert("LA"), "PNG"),
         "png_transparent_colour": encoded(UPRIGHT, "PNG", transparency=(0, 0, 0)),
-        "png_exif": encoded(UPRIGHT.transpose(Image.Transpose.ROTATE_90), "PNG", exif=turned(6)),
+        "png_exif": encoded(SIDEWAYS, "PNG", exif=turned(6)),
         "png_profile": encoded(rgba, "PNG", icc_profile=wide_profile()),
         "png_animated": animation("PNG"),
         "webp": encoded(UPRIGHT, "WEBP", quality=95),
@@ -152,7 +153,7 @@ def every_kind() -> dict[str, bytes]:
         "tiff_12bit": tiff(page(twelve[..., None], BLACK_IS_ZERO, 12, tags={284: None, 339: None})),
         "tiff_cmyk": encoded(inks, "TIFF"),
         "tiff_lab": encoded(_lab(UPRIGHT), "TIFF"),
-        "tiff_turned": encoded(UPRIGHT.transpose(Image.Transpose.ROTATE_90), "TIFF", tiffinfo=tags),
+        "tiff_turned": encoded(SIDEWAYS, "TIFF", tiffinfo=tags),
         "tiff_pages": animation("TIFF"),
         "avif": encoded(UPRIGHT, "AVIF", quality=95),
         "avif_alpha": encoded(rgba, "AVIF", quality=95),
@@ -167,7 +168,7 @@ def heic_kinds() -> dict[str, bytes]:
     except ImportError:
         return {}
     pillow_heif.register_heif_opener()
-    sideways = UPRIGHT.transpose(Image.Transpose.ROTATE_90)
+    sideways = SIDEWAYS.copy()
     sideways.info["exif"] = turned(6).tobytes()  # written as EXIF and as the box `irot`, which is the one that counts
     return {"heic": encoded(UPRIGHT, "HEIF", quality=95), "heic_turned": encoded(sideways, "HEIF", quality=95)}
 

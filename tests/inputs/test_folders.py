@@ -251,6 +251,12 @@ def test_of_many_images_directly_in_a_folder_the_first_thousand_are_counted(tmp_
     assert refused(config(folder)).startswith(f"--input '{folder}': 1,000 images or more directly in it; ")
 
 
+def test_hidden_files_and_those_of_other_suffixes_are_counted_where_there_is_no_image(tmp_path: Path) -> None:
+    folder = touch(tmp_path, "a/1.txt", "b/.2.jpg")
+    what = "no image in 2 class folders (1 file without an image suffix, 1 hidden)"
+    assert refused(config(folder)).startswith(f"--input '{folder}': {what}")
+
+
 def test_what_is_wrong_with_a_bucket(gcs: Gcs) -> None:
     assert refused(config("gs://not-there/in")) == "--input 'gs://not-there/in': no such bucket"
     bucket = gcs.new_bucket()
