@@ -133,13 +133,9 @@ def forget_clients() -> None:
 def bucket(request: pytest.FixtureRequest, tmp_path: Path) -> servers.Bucket:
     """An empty folder here and a bucket of each protocol in turn; `indirect` parameters name fewer of them."""
 
-    def put_file(name: str, data: bytes) -> None:
-        path = tmp_path / "bucket" / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(data)
-
     if request.param == "local":
-        return servers.Bucket(str(tmp_path / "bucket"), put_file)
+        folder = tmp_path / "bucket"
+        return servers.Bucket(str(folder), lambda name, data: make.put_files(folder, {name: data}))
     server = request.getfixturevalue({"gs": "gcs"}.get(request.param, request.param))
     name = server.new_bucket()
     return servers.Bucket(f"{request.param}://{name}", partial(server.put, name))

@@ -8,6 +8,7 @@ import io
 import json
 import math
 import os
+import subprocess
 import traceback
 import unicodedata
 from collections.abc import Callable, Mapping, Sequence
@@ -91,6 +92,16 @@ def files(folder: Path) -> dict[str, bytes]:
     }
 
 
+def put_files(folder: Path, contents: Mapping[str, bytes]) -> Path:
+    """The opposite of `files`; a name that ends in a slash is a folder. Returns `folder`."""
+    for name, data in contents.items():
+        path = folder / name
+        (path if name.endswith("/") else path.parent).mkdir(parents=True, exist_ok=True)
+        if not name.endswith("/"):
+            path.write_bytes(data)
+    return folder
+
+
 def same_each_time(folder: Path) -> dict[str, bytes]:
     """`files` of a published version without run.json, which says how the run went."""
     return {name: data for name, data in files(folder).items() if name != schema.RUN_FILE}
@@ -160,6 +171,13 @@ class Finished(NamedTuple):
     code: int
     out: str
     err: str
+
+
+def done(*command: object, **more: Any) -> subprocess.CompletedProcess[str]:
+    """A program that has run well."""
+    finished = subprocess.run(list(map(str, command)), capture_output=True, text=True, **more)
+    assert finished.returncode == 0, f"{command}\n{finished.stdout}\n{finished.stderr}"
+    return finished
 
 
 def run(*arguments: object) -> Finished:

@@ -28,6 +28,8 @@ import boto3
 from google.auth.credentials import AnonymousCredentials
 from google.cloud.storage import Client
 
+from tests import make
+
 Server = TypeVar("Server", bound=ThreadingHTTPServer)
 HOW_TO_ENABLE = "needs fake-gcs-server: pip install 'imageshards[test]' on Linux"
 
@@ -241,12 +243,8 @@ class Gcs:
 
     def download(self, bucket: str, prefix: str, folder: Path) -> Path:
         """Copy every object below a prefix into a local folder; returns it."""
-        for name in self.names(bucket):
-            if name.startswith(f"{prefix}/"):
-                path = folder / name[len(prefix) + 1 :]
-                path.parent.mkdir(parents=True, exist_ok=True)
-                path.write_bytes(self.get(bucket, name))
-        return folder
+        names = [name for name in self.names(bucket) if name.startswith(f"{prefix}/")]
+        return make.put_files(folder, {name[len(prefix) + 1 :]: self.get(bucket, name) for name in names})
 
     def requests(self) -> list[Request]:
         """Every request so far; the server writes its log after it answers, so one more is sent and waited for."""

@@ -11,27 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from beam_pipeline import sample_data
+from tests.make import done
 from tools.engines import __main__ as command
 from tools.engines import jobs, pieces, processes
 from tools.engines.machines import two_machines
-
-
-@pytest.fixture
-def images(tmp_path: Path) -> Path:
-    sample_data.draw_folder(tmp_path / "images", images=240, classes=3, broken=1)
-    return tmp_path / "images"
-
-
-@pytest.mark.soak
-def test_a_killed_job_had_finished_some_shards_and_comes_out_the_same_as_a_whole_one(
-    images: Path, tmp_path: Path
-) -> None:
-    whole = jobs.run_job(command.ONE_PROCESS, str(images), str(tmp_path / "whole"), tmp_path)
-    assert (whole.failure, whole.records, whole.kept, len(whole.hash)) == ("", 240, 0, 64)
-    killed = jobs.run_job(command.ONE_PROCESS, str(images), str(tmp_path / "killed"), tmp_path, jobs.KILLED)
-    assert (killed.failure, killed.records, killed.hash) == ("", 240, whole.hash)
-    assert 0 < killed.kept <= jobs.SHARDS
 
 
 @pytest.mark.parametrize(
@@ -122,10 +105,7 @@ print(called.stdout.strip() == pair.there, pair.on_second[-1])
 
 
 def test_the_second_machine_reaches_this_one_and_is_gone_at_the_end() -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", _SECOND_MACHINE], cwd=processes.ROOT, capture_output=True, text=True, check=True
-    )
-    reached, name = done.stdout.split(maxsplit=1)
+    reached, name = done(sys.executable, "-c", _SECOND_MACHINE, cwd=processes.ROOT).stdout.split(maxsplit=1)
     if reached == "missing":
         pytest.skip(name)
     assert reached == "True"

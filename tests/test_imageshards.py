@@ -61,10 +61,7 @@ def test_bad_usage_is_exit_2_with_one_line(arguments: str, message: str, capsys:
     ("package", "given"),
     [
         ("reader", "--help"),
-        ("reader", "write --help"),
-        ("reader", "show --help"),
         ("reader", "info no/such/dataset"),
-        ("reader", "inf"),
         ("beam_pipeline", "--help"),
         ("beam_pipeline", "--inptu x"),
     ],
@@ -203,17 +200,11 @@ def test_a_verb_without_its_packages_says_which_extra_to_install(arguments: str,
 def test_the_write_side_without_its_packages_is_a_usage_error_in_one_line(
     module: str, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    line = f"{name} is not installed: pip install 'imageshards[pipeline]'"
-    program = (
-        f"import runpy, sys; sys.modules[{module!r}] = None; runpy.run_module('beam_pipeline', run_name='__main__')"
-    )
-    done = subprocess.run([sys.executable, "-c", program], cwd=make.ROOT, capture_output=True, text=True)
-    assert (done.returncode, done.stdout, done.stderr) == (2, "", f"error: {line}\n")
     monkeypatch.setitem(sys.modules, module, None)
     for attribute in ("run", "Config"):
         with pytest.raises(UsageError) as caught:
             getattr(beam_pipeline, attribute)
-        assert str(caught.value) == line
+        assert str(caught.value) == f"{name} is not installed: pip install 'imageshards[pipeline]'"
 
 
 def test_another_package_named_reader_is_one_line(tmp_path: Path) -> None:

@@ -7,14 +7,13 @@ import importlib
 import inspect
 import logging
 import os
-import subprocess
 import sys
 import warnings
 from pathlib import Path
 from typing import Any
 
 from tests.images.kinds import every_kind
-from tests.make import ROOT, class_folders
+from tests.make import ROOT, class_folders, done
 
 # Packages of the write side: each imports only from rows before its own, or from itself.
 ROWS = [{"text"}, {"machine"}, {"errors"}, {"schema"}, {"storage"}, {"images"}, {"config"}, {"archives"}, {"inputs"},
@@ -130,10 +129,7 @@ def test_no_job_saves_the_main_session() -> None:
 
 def printed(code: str, *arguments: object) -> str:
     """The last line that a fresh Python prints."""
-    command = [sys.executable, "-c", code, *map(str, arguments)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stderr
-    return done.stdout.splitlines()[-1]
+    return done(sys.executable, "-c", code, *arguments, cwd=ROOT, timeout=120).stdout.splitlines()[-1]
 
 
 def loaded_after(code: str) -> set[str]:

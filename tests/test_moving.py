@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import io
 import re
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ import pytest
 import imageshards
 from beam_pipeline.sample_data import draw_folder
 from benchmarks.moving import DOCUMENT, IMAGES, LIBRARIES, ROOT, Block, blocks
+from tests.blocks import run as run_block
 
 HERE = [block for block in blocks() if not block.imports & LIBRARIES]
 COLUMNS_PAGE = ROOT / "docs" / "howto" / "columns.md"
@@ -65,10 +65,7 @@ def run(block: Block, variables: dict[str, Any]) -> str:
     """What it prints."""
     for package in block.imports:
         pytest.importorskip(package)
-    printed = io.StringIO()
-    with contextlib.redirect_stdout(printed):
-        exec(compile(block.code, f"{DOCUMENT} ({block.section})", "exec"), variables)
-    return printed.getvalue()
+    return run_block("python", block.code, f"{DOCUMENT} ({block.section})", variables)
 
 
 @pytest.mark.parametrize("number", range(len(HERE)), ids=lambda number: f"{number}-{HERE[number].section[:12]}")

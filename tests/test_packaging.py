@@ -13,15 +13,13 @@ import venv
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 from packaging.markers import default_environment
 from packaging.requirements import Requirement
 
 import beam_pipeline
-from tests import make
-from tests.make import ROOT
+from tests.make import ROOT, done
 from tools.extras import ENVIRONMENTS
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -76,13 +74,6 @@ def _without_this_checkout() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.delenv("PYTHONPATH", raising=False)
         yield
-
-
-def done(*command: object, **more: Any) -> subprocess.CompletedProcess[str]:
-    """A program that has run well."""
-    finished = subprocess.run(list(map(str, command)), capture_output=True, text=True, **more)
-    assert finished.returncode == 0, finished.stdout + finished.stderr
-    return finished
 
 
 @pytest.fixture(scope="module")
@@ -152,22 +143,11 @@ def test_without_a_compiler_the_package_is_installed_and_pillow_resizes(tmp_path
 
 
 @pytest.mark.soak
-def test_an_installed_wheel_writes_and_reads_a_dataset_far_from_any_checkout(installed: Path, tmp_path: Path) -> None:
-    make.class_folders(tmp_path / "photos", {"ant": 3, "bee": 2})
-    write = "write --input photos --output datasets --name photos --image_size 32 --direct_num_workers=2"
-    said = {
-        command: done(installed / "imageshards", *command.split(), cwd=tmp_path).stdout
-        for command in ("--version", f"{write} --direct_running_mode=multi_processing", "info datasets/photos")
-    }
-    assert said["--version"].startswith(f"imageshards {beam_pipeline.__version__}\nresize: ")
-    assert ("with a C compiler" in said["--version"]) is not COMPILES
-    assert "5 records of 5 images" in said["info datasets/photos"]
-    program = """import beam_pipeline, imageshards, reader
-print(*[module.__file__ for module in (beam_pipeline, imageshards, reader)])
-print(next(iter(imageshards.eval_batches("datasets/photos", "train", global_batch_size=5)))[0].shape)"""
-    files, shape = done(installed / "python", "-c", program, cwd=tmp_path).stdout.splitlines()
-    assert all(Path(file).is_relative_to(installed.parent) for file in files.split())
-    assert shape == "(5, 32, 32, 3)"
+def test_an_installed_wheel_resizes_by_what_was_compiled_for_it(installed: Path, tmp_path: Path) -> None:
+    """That it writes and reads, away from any checkout, is what `make extras` tries; without it Pillow would resize."""
+    said = done(installed / "imageshards", "--version", cwd=tmp_path).stdout
+    assert said.startswith(f"imageshards {beam_pipeline.__version__}\nresize: ")
+    assert ("with a C compiler" in said) is not COMPILES
 
 
 @pytest.mark.soak

@@ -20,13 +20,14 @@ import pytest
 import imageshards
 from beam_pipeline.sample_data import draw_folder
 from reader.commands import parser
+from tests.archives import imagenet
 from tests.blocks import blocks, environment, run
 from tests.make import ROOT
 from tests.reading.without import run_without
 from tests.test_moving import write_cities
 
-APART = ("archives.md", "moving.md")  # tests/archives/test_document.py, tests/test_moving.py
-PAGES = sorted(page for page in ROOT.glob("docs/**/*.md") if blocks(page) and page.name not in APART)
+APART = "moving.md"  # tests/test_moving.py
+PAGES = sorted(page for page in ROOT.glob("docs/**/*.md") if blocks(page) and page.name != APART)
 NAMES = [page.relative_to(ROOT / "docs").with_suffix("").as_posix() for page in PAGES]
 # Measuring, training and Beam's own pipelines take long.
 SLOW = ("why", "start", "howto/train", "howto/predict", "howto/beam", "howto/keras", "howto/columns", "works-with")
@@ -99,6 +100,7 @@ def pictures(folder: Path) -> list[Path]:
 
 PREPARATIONS: dict[str, Callable[[Path], None]] = {
     "start": nothing,
+    "howto/archives": imagenet.stand_in,
     "howto/tables": flat_folder,
     "howto/parquet": parquet_files,
     "howto/columns": lambda folder: write_cities(folder),
@@ -122,6 +124,7 @@ def of_the_flat_folder(folder: Path) -> None:
 
 
 CHECKS: dict[str, Callable[[Path], None]] = {
+    "howto/archives": imagenet.of_the_unpacked_folders,
     "howto/parquet": of_the_hub,
     "howto/tables": of_the_flat_folder,
 }

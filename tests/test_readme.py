@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
 from tests.blocks import blocks, environment, run
+from tests.make import done
 
 README = Path(__file__).parent.parent / "README.md"
 INSTALLS = "pip install"
@@ -46,13 +46,6 @@ def test_quick_recipe_runs_as_written(number: int, folder: Path, monkeypatch: py
     assert run(language, text, f"{README} ({number})").strip() or not must_print(text)
 
 
-def done(command: list[str], folder: Path, **variables: str) -> str:
-    """What a program of its own prints, which has succeeded."""
-    result = subprocess.run(command, cwd=folder, env=environment(**variables), capture_output=True, text=True)
-    assert result.returncode == 0, f"{command}\n{result.stdout}\n{result.stderr[-2000:]}"
-    return result.stdout
-
-
 # What trainers do with `train` and `info`.
 _TRAINERS = """
 images, labels = next(train.as_numpy_iterator())
@@ -71,11 +64,13 @@ print(keras.backend.backend())
 def test_all_recipes_run_as_a_user_runs_them_and_what_one_opens_feeds_keras(tmp_path: Path) -> None:
     for language, text in recipes():
         command = ["bash", "-euo", "pipefail", "-c", text] if language == "bash" else [sys.executable, "-c", text]
-        assert done(command, tmp_path).strip() or not must_print(text), f"prints nothing:\n{text}"
+        printed = done(*command, cwd=tmp_path, env=environment()).stdout
+        assert printed.strip() or not must_print(text), f"prints nothing:\n{text}"
     for framework in ("tensorflow", "jax"):
         pytest.importorskip(framework)
-        command = [sys.executable, "-c", reading() + _TRAINERS]
-        assert done(command, tmp_path, KERAS_BACKEND=framework).split()[-1] == framework
+        variables = environment(KERAS_BACKEND=framework)
+        program = done(sys.executable, "-c", reading() + _TRAINERS, cwd=tmp_path, env=variables)
+        assert program.stdout.split()[-1] == framework
 
 
 def test_there_are_recipes_for_both_sides() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from collections import Counter
 from pathlib import Path
@@ -103,7 +102,5 @@ def test_a_mistake_is_one_line_and_draws_nothing(
 
 
 def test_the_command_says_what_it_drew(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "beam_pipeline.sample_data", str(tmp_path), "--images=4", "--classes=2"]
-    done = subprocess.run(command, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith(f"{tmp_path}: 4 pictures of circle, square; 0 broken files (")
+    command = (sys.executable, "-m", "beam_pipeline.sample_data", tmp_path, "--images=4", "--classes=2")
+    assert make.done(*command).stdout.startswith(f"{tmp_path}: 4 pictures of circle, square; 0 broken files (")

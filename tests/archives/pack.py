@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import io
-import os
 import tarfile
 import zipfile
 from collections.abc import Callable, Mapping
-from pathlib import Path
 
 Files = Mapping[str, bytes]
 _FORMATS = {"gnu": tarfile.GNU_FORMAT, "pax": tarfile.PAX_FORMAT, "ustar": tarfile.USTAR_FORMAT}
@@ -81,13 +79,3 @@ DEEP: dict[str, tuple[Callable[[Files], Files], str]] = {
 
 def _below(folder: str, files: Files) -> Files:
     return {f"{folder}{name}": data for name, data in files.items()}
-
-
-def read_folder(folder: Path) -> dict[str, bytes]:
-    """The files of a folder, and its folders, with a slash at the end."""
-    files: dict[str, bytes] = {}
-    for where, folders, names in os.walk(folder):
-        for name in (*names, *folders):
-            path = Path(where, name)
-            files[f"{path.relative_to(folder)}{'/' * path.is_dir()}"] = b"" if path.is_dir() else path.read_bytes()
-    return files

@@ -1,15 +1,14 @@
-"""Jobs that read archives: the dataset of the unpacked folders, also after a kill, a repair, and with a base."""
+"""Jobs that read archives: the dataset of the unpacked folders, also after a repair, and with a base."""
 
 from __future__ import annotations
 
-import csv
 from pathlib import Path
 
 import pytest
 
 from tests import make
 from tests.archives import pack
-from tests.faults.jobs import FLAGS, VERSION, Job, Output, Reference
+from tests.archives.test_archives import put
 from tests.servers import Bucket
 
 NAMES = [name for name in make.ODD_NAMES if name.endswith(".jpg")]
@@ -21,11 +20,6 @@ def files() -> dict[str, bytes]:
     names = [f"{label}/{name}" for label in ("größe", "dog") for name in NAMES]
     pictures = {name: make.encoded(make.picture(seed=seed)) for seed, name in enumerate(names)}
     return {**pictures, "dog/notes.txt": b"text", "dog/corrupt.jpg": b"no picture"}
-
-
-def put(bucket: Bucket, files: pack.Files) -> None:
-    for name, data in files.items():
-        bucket.put(name, data)
 
 
 def put_folder(bucket: Bucket, files: pack.Files) -> str:
@@ -55,26 +49,6 @@ def test_a_dataset_has_one_hash_whatever_its_images_are_packed_in(
     assert make.dataset_hash(packed) == make.dataset_hash(expected)
 
 
-@pytest.mark.parametrize(("bucket", "columns"), [("gs", 4), ("gs", 3), ("s3", 4)], indirect=["bucket"])
-def test_rows_of_a_remote_folder_of_archives_give_the_dataset_of_the_unpacked_folder(
-    bucket: Bucket, files: dict[str, bytes], tmp_path: Path, columns: int
-) -> None:
-    """The training set is a tar of tars, the validation set flat; with sizes, and without."""
-    first, second = [{name: data for name, data in files.items() if name.startswith(label)} for label in ("g", "d")]
-    flat = {name.partition("/")[2].replace("/", "_"): data for name, data in second.items()}
-    put(bucket, {"in/train.tar": pack.tarred(pack.each(pack.tarred, ".tar")(first)), "in/val.tar": pack.tarred(flat)})
-    put(bucket, {f"unpacked/train/{name}": data for name, data in first.items()})
-    put(bucket, {f"unpacked/val/{name}": data for name, data in flat.items()})
-    rows = [[f"train/{name}", "größe", "train", str(len(data))] for name, data in first.items()]
-    rows += [[f"val/{name}", "größe", "validation", str(len(data))] for name, data in flat.items() if ".jpg" in name]
-    with (tmp_path / "rows.csv").open("w", encoding="utf-8", newline="") as table:
-        csv.writer(table).writerows(row[:columns] for row in [["path", "label", "split", "bytes"], *rows])
-    flags = ("--layout", "manifest", "--manifest", tmp_path / "rows.csv", "--max_reject_fraction", "0.1")
-    versions = [make.published(f"{bucket.url}/{name}", tmp_path / name, *flags) for name in ("in", "unpacked")]
-    assert make.manifest(versions[0])["records"] == 2 * len(NAMES)
-    assert len(set(map(make.dataset_hash, versions))) == 1
-
-
 @pytest.mark.parametrize(
     "bucket", ["local", *(pytest.param(place, marks=pytest.mark.soak) for place in ("gs", "s3"))], indirect=True
 )
@@ -99,28 +73,3 @@ def test_a_repair_and_a_base_take_an_archive_for_its_folder(
         hashes.add(make.dataset_hash(tmp_path / output / "photos/1.1.0"))
     assert make.job(f"{bucket.url}/more.tar", tmp_path / "alone", *next_version, "--base", "none").code == 0
     assert hashes == {make.dataset_hash(tmp_path / "alone/photos/1.1.0")}
-
-
-@pytest.mark.parametrize(
-    ("bucket", "form"),
-    [(place, form) for place in ("gs", "s3") for form in ("zip", "tar of tars")],
-    indirect=["bucket"],
-)
-@pytest.mark.soak
-def test_after_a_kill_the_same_command_goes_on_from_the_archive(
-    bucket: Bucket, many: Path, form: str, tmp_path: Path
-) -> None:
-    alone = Output(str(tmp_path / "alone"))
-    assert make.run("--input", many, "--output", alone.url, *FLAGS).code == 0
-    pack_files, url = pack.FORMS[form]
-    put(bucket, pack_files(make.files(many)))
-    output, images = Output(str(tmp_path / "out")), f"{bucket.url}/{url}"
-    job = Job(images, output)
-    job.wait_for_shards(3)
-    job.kill()
-    finished = output.finished_shards()
-    assert 3 <= len(finished) < 16, "killed too late to show anything"
-    result = Job(images, output).result()
-    assert (result.code, "error" in result.err) == (0, False), result
-    Reference(make.dataset_hash(Path(alone.url) / VERSION), frozenset(alone.files())).check(output, tmp_path)
-    assert finished.items() <= output.files().items(), "written again"

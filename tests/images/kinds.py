@@ -14,10 +14,12 @@ from PIL import Image, ImageChops, TiffImagePlugin
 
 from beam_pipeline.images.containers import APP14, jpeg_segments
 from tests.images.profiles import ink_profile, wide_profile
+from tests.images.tiffs import BLACK_IS_ZERO, page, tiff
 from tests.make import encoded, noise, picture
 
 WIDTH, HEIGHT = 48, 36
 UPRIGHT = picture(WIDTH, HEIGHT, seed=4)
+SIDEWAYS = UPRIGHT.transpose(Image.Transpose.ROTATE_90)
 # From libjpeg-turbo's `cjpeg -arithmetic` and `-sample 4x1`, 24×18: Pillow decodes such files but writes none.
 ARITHMETIC, LUMA_4_1_1 = (Path(__file__).with_name(f"{name}.jpg").read_bytes() for name in ("arithmetic", "luma_4_1_1"))
 
@@ -43,17 +45,6 @@ def png_of_depth(gray: Image.Image, depth: int, *chunks: bytes) -> bytes:
         bits = np.unpackbits((values >> (8 - depth)).astype(np.uint8)[..., None], axis=2)[..., -depth:]
         rows = [np.packbits(row.ravel()).tobytes() for row in bits]
     return png(gray.width, gray.height, depth, 0, rows, *chunks)
-
-
-def tiff_of_12_bits(gray: Image.Image) -> bytes:
-    """A gray TIFF of 12 bits, packed, as scanners write it: TIFF 6.0, section 3."""
-    values = np.asarray(gray).astype(np.uint32).ravel() * 4095 // 255
-    two = values[0::2] << 12 | values[1::2]
-    pixels = np.stack([two >> 16, two >> 8, two], axis=1).astype(np.uint8).tobytes()
-    tags = {256: gray.width, 257: gray.height, 258: 12, 259: 1, 262: 1, 273: 8, 277: 1, 278: gray.height}
-    tags[279] = len(pixels)
-    entries = b"".join(struct.pack("<HHII", tag, 4, 1, value) for tag, value in tags.items())
-    return b"II*\0" + struct.pack("<I", 8 + len(pixels)) + pixels + struct.pack("<H", len(tags)) + entries + bytes(4)
 
 
 def without_segment(data: bytes, kind: int) -> bytes:
@@ -109,6 +100,7 @@ def every_kind() -> dict[str, bytes]:
     big_endian = Image.frombytes("I;16B", gray.size, (np.asarray(gray).astype(">u2") * 257).astype(">u2").tobytes())
     tags = TiffImagePlugin.ImageFileDirectory_v2()
     tags[0x0112] = 6
+    twelve = np.asarray(gray).astype(int) * 4095 // 255
     inks = cmyk(UPRIGHT)
     rows16 = [(np.asarray(row).astype(np.uint16) * 257).astype(">u2").tobytes() for row in np.asarray(UPRIGHT)]
     kinds = {
@@ -125,7 +117,7 @@ def every_kind() -> dict[str, bytes]:
         "jpeg_cmyk_unmarked": without_segment(encoded(ImageChops.invert(inks), subsampling=0), APP14),
         "jpeg_cmyk_profile": encoded(inks, subsampling=0, icc_profile=ink_profile()),
         "jpeg_ycck": ycck(UPRIGHT),
-        "jpeg_exif": encoded(UPRIGHT.transpose(Image.Transpose.ROTATE_90), exif=turned(6), comment=b"a comment"),
+        "jpeg_exif": encoded(SIDEWAYS, exif=turned(6), comment=b"a comment"),
         "jpeg_profile": encoded(UPRIGHT, icc_profile=wide_profile()),
         "jpeg_two_pictures": animation("MPO"),
         "png": encoded(UPRIGHT, "PNG"),
@@ -140,7 +132,7 @@ def every_kind() -> dict[str, bytes]:
         "png_rgba": encoded(rgba, "PNG"),
         "png_gray_alpha": encoded(rgba.convert("LA"), "PNG"),
         "png_transparent_colour": encoded(UPRIGHT, "PNG", transparency=(0, 0, 0)),
-        "png_exif": encoded(UPRIGHT.transpose(Image.Transpose.ROTATE_90), "PNG", exif=turned(6)),
+        "png_exif": encoded(SIDEWAYS, "PNG", exif=turned(6)),
         "png_profile": encoded(rgba, "PNG", icc_profile=wide_profile()),
         "png_animated": animation("PNG"),
         "webp": encoded(UPRIGHT, "WEBP", quality=95),
@@ -158,10 +150,10 @@ def every_kind() -> dict[str, bytes]:
         "tiff_1bit_fax": encoded(gray.convert("1"), "TIFF", compression="group4"),
         "tiff_16bit": encoded(sixteen, "TIFF"),
         "tiff_16bit_big_endian": encoded(big_endian, "TIFF"),
-        "tiff_12bit": tiff_of_12_bits(gray),
+        "tiff_12bit": tiff(page(twelve[..., None], BLACK_IS_ZERO, 12, tags={284: None, 339: None})),
         "tiff_cmyk": encoded(inks, "TIFF"),
         "tiff_lab": encoded(_lab(UPRIGHT), "TIFF"),
-        "tiff_turned": encoded(UPRIGHT.transpose(Image.Transpose.ROTATE_90), "TIFF", tiffinfo=tags),
+        "tiff_turned": encoded(SIDEWAYS, "TIFF", tiffinfo=tags),
         "tiff_pages": animation("TIFF"),
         "avif": encoded(UPRIGHT, "AVIF", quality=95),
         "avif_alpha": encoded(rgba, "AVIF", quality=95),
@@ -176,7 +168,7 @@ def heic_kinds() -> dict[str, bytes]:
     except ImportError:
         return {}
     pillow_heif.register_heif_opener()
-    sideways = UPRIGHT.transpose(Image.Transpose.ROTATE_90)
+    sideways = SIDEWAYS.copy()
     sideways.info["exif"] = turned(6).tobytes()  # written as EXIF and as the box `irot`, which is the one that counts
     return {"heic": encoded(UPRIGHT, "HEIF", quality=95), "heic_turned": encoded(sideways, "HEIF", quality=95)}
 

@@ -1,16 +1,22 @@
-"""BMPs of every header, depth, mask and alpha, by hand: their picture is stored or they are rejected."""
+"""BMPs of every header, depth, mask and alpha, by hand: their picture is stored or they are rejected.
+
+https://learn.microsoft.com/en-us/windows/win32/gdi/bitmap-header-types, and OS/2's for headers of 12 and 64 bytes.
+"""
 
 from __future__ import annotations
 
 import itertools
+import struct
+from collections.abc import Sequence
 
 import numpy as np
 import pytest
 
 from beam_pipeline.images import convert
-from tests.images.bmps import BITFIELDS, HEADERS, bmp
 from tests.images.test_codec import OWN_SIZE, opened, rejected
 
+HEADERS = (12, 40, 52, 56, 64, 108, 124)
+RAW, BITFIELDS, ALPHA_BITFIELDS = 0, 3, 6
 RANDOM = np.random.default_rng(3)
 SHAPE = 7, 13
 WITH_MASKS, WITH_ALPHA = (40, 52, 56, 108, 124), (56, 108, 124)
@@ -27,6 +33,44 @@ MASKS = {
     (16, 0x1F, 0x7E0, 0xF800, 0): False, (16, 0xF00, 0xF0, 0xF, 0): False, (16, 0xF00, 0xF0, 0xF, 0xF000): False,
 }
 # fmt: on
+
+
+def bmp(
+    header: int,
+    bits: int,
+    values: np.ndarray,
+    masks: Sequence[int] = (),
+    palette: Sequence[tuple[int, int, int]] = (),
+    compression: int = RAW,
+    top_down: bool = False,
+) -> bytes:
+    """A BMP of values [height, width] as they are stored.
+
+    Args:
+        masks: of red, green, blue, and of alpha if the header has one.
+        palette: RGB.
+    """
+    height, width = values.shape
+    if bits < 8:
+        unpacked = (values[..., None] >> np.arange(bits - 1, -1, -1)) & 1
+        rows = np.packbits(unpacked.reshape(height, -1).astype(np.uint8), axis=1)
+    else:
+        rows = values.astype("<u4")[..., None].view(np.uint8)[..., : bits // 8].reshape(height, -1)
+    rows = np.pad(rows, ((0, 0), (0, -rows.shape[1] % 4)))
+    pixels = (rows if top_down else rows[::-1]).tobytes()
+    colours = b"".join(bytes([blue, green, red, 0][: 3 if header == 12 else 4]) for red, green, blue in palette)
+    if header == 12:
+        info = struct.pack("<IHHHH", 12, width, height, 1, bits)
+    else:
+        size = -height if top_down else height
+        info = struct.pack(
+            "<IiiHHIIiiII", header, width, size, 1, bits, compression, len(pixels), 0, 0, len(palette), 0
+        )
+        if header >= 52 and header != 64:
+            info += struct.pack("<4I", *masks, *[0] * (4 - len(masks)))[: header - 40]
+        info = info.ljust(header, b"\0") + (struct.pack(f"<{len(masks)}I", *masks) if header == 40 else b"")
+    offset = 14 + len(info) + len(colours)
+    return b"BM" + struct.pack("<IHHI", offset + len(pixels), 0, 0, offset) + info + colours + pixels
 
 
 def channel(values: np.ndarray, mask: int) -> np.ndarray:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 
@@ -22,7 +21,7 @@ from tests.images.profiles import (
     wide_profile,
 )
 from tests.images.test_codec import OWN_SIZE, pixels
-from tests.make import ROOT, encoded, noise
+from tests.make import ROOT, done, encoded, noise
 
 RAMP = Image.frombytes("L", (256, 1), bytes(range(256)))
 
@@ -132,6 +131,4 @@ assert convert(jpeg, OWN_SIZE).height == 9
 assert convert(jpeg, OWN_SIZE._replace(size=(5, 5))).height == 5
 assert convert(encoded(Image.new("P", (9, 9)), "PNG", transparency=b"\\0" * 3), OWN_SIZE).height == 9
 """
-    command = [sys.executable, "-W", "error", "-c", code]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
-    assert (done.returncode, done.stderr) == (0, "")
+    assert done(sys.executable, "-W", "error", "-c", code, cwd=ROOT, timeout=60).stderr == ""

@@ -15,7 +15,7 @@ from beam_pipeline.errors import Reject
 from beam_pipeline.images import ImageOptions, convert
 from beam_pipeline.images.codec import channel_sums
 from beam_pipeline.images.containers import COM, jpeg_segments
-from tests.images.kinds import UPRIGHT, animation, every_kind, png_chunk, turned, without_segment
+from tests.images.kinds import SIDEWAYS, UPRIGHT, animation, every_kind, png_chunk, turned, without_segment
 from tests.images.profiles import gray_profile
 from tests.images.test_codec import OWN_SIZE, pixels, rejected
 from tests.make import encoded, noise, picture
@@ -99,9 +99,9 @@ def png_with(*chunks: bytes) -> bytes:
 
 
 TEXTS = {
-    "tEXt": lambda key: png_chunk(b"tEXt", key + b"\0a text"),
-    "zTXt": lambda key: png_chunk(b"zTXt", key + b"\0\0" + zlib.compress(b"a text")),
-    "iTXt": lambda key: png_chunk(b"iTXt", key + b"\0\0\0\0\0a text"),
+    "tEXt": lambda key, text: png_chunk(b"tEXt", key + b"\0" + text),
+    "zTXt": lambda key, text: png_chunk(b"zTXt", key + b"\0\0" + zlib.compress(text)),
+    "iTXt": lambda key, text: png_chunk(b"iTXt", key + b"\0\0\0\0\0" + text),
 }
 
 
@@ -109,8 +109,8 @@ TEXTS = {
 @pytest.mark.parametrize("key", [b"exif", b"transparency", b"icc_profile", b"interlace", b"bbox"])
 def test_a_text_of_a_png_is_nothing_but_a_text(kind: str, key: bytes) -> None:
     """Whatever its keyword is: Pillow files it with what it found out itself."""
-    sideways = encoded(UPRIGHT.transpose(Image.Transpose.ROTATE_90), "PNG", exif=turned(6), transparency=(0, 0, 0))
-    text = TEXTS[kind](key)
+    sideways = encoded(SIDEWAYS, "PNG", exif=turned(6), transparency=(0, 0, 0))
+    text = TEXTS[kind](key, b"a text")
     for options in (OWN_SIZE._replace(channels=1), JPEG):
         for data in (png_with(), sideways):
             expected = convert(data, options)
@@ -122,33 +122,38 @@ def test_a_text_of_a_png_is_nothing_but_a_text(kind: str, key: bytes) -> None:
 def test_exif_that_is_a_text_turns_a_png(kind: str) -> None:
     """As ImageMagick and older tools write it: https://exiftool.org/TagNames/PNG.html."""
     exif = turned(6).tobytes()
-    text = f"\nexif\n{len(exif):8d}\n{exif.hex()}\n".encode()
-    bodies = {"tEXt": text, "zTXt": b"\0" + zlib.compress(text), "iTXt": b"\0\0\0\0" + text}
-    chunk = png_chunk(kind.encode(), b"Raw profile type exif\0" + bodies[kind])
-    side = encoded(UPRIGHT.transpose(Image.Transpose.ROTATE_90), "PNG")
+    chunk = TEXTS[kind](b"Raw profile type exif", f"\nexif\n{len(exif):8d}\n{exif.hex()}\n".encode())
+    side = encoded(SIDEWAYS, "PNG")
     for data in (side[:33] + chunk + side[33:], side[:-12] + chunk + side[-12:]):
         assert np.array_equal(pixels(convert(data, PNG).data), np.asarray(UPRIGHT))
 
 
-@pytest.mark.parametrize(("tag", "kind"), [(700, 2), (700, 3), (700, 5), (34675, 2), (34675, 3), (34675, 4)])
-def test_metadata_of_a_tiff_that_is_of_another_type_is_ignored(tag: int, kind: int) -> None:
+def tiff_with(tag: int, kind: int) -> bytes:
+    """`UPRIGHT` with a tag of a type that it doesn't have."""
     tags = TiffImagePlugin.ImageFileDirectory_v2()
     tags.tagtype[tag] = kind
     tags[tag] = "text" if kind == 2 else 7
+    return encoded(UPRIGHT, "TIFF", tiffinfo=tags)
+
+
+INVALID_EXIF = (b"garbage", b"MM\0*\xff\xff\xff\xff", turned(0).tobytes(), turned(9).tobytes())
+UNUSABLE = {
+    **{f"XMP or profile of a TIFF, {tag} of type {kind}": tiff_with(tag, kind)
+       for tag, kind in ((700, 2), (700, 3), (700, 5), (34675, 2), (34675, 3), (34675, 4))},
+    "large text of a PNG": png_with(png_chunk(b"zTXt", b"history\0\0" + zlib.compress(b"x" * 3_000_000))),
+    "large profile of a PNG": png_with(png_chunk(b"iCCP", b"name\0\0" + zlib.compress(bytes((1 << 20) + 1)))),
+    **{f"EXIF of a PNG without a valid orientation, {number}":
+       encoded(UPRIGHT, "PNG", exif=b"Exif\0\0" + exif.removeprefix(b"Exif\0\0"))
+       for number, exif in enumerate(INVALID_EXIF)},
+}  # fmt: skip
+
+
+@pytest.mark.filterwarnings("ignore:::PIL")
+@pytest.mark.parametrize("kind", UNUSABLE)
+def test_metadata_that_cannot_be_used_is_ignored(kind: str) -> None:
+    plain = encoded(UPRIGHT, "TIFF" if "TIFF" in kind else "PNG")
     for options in (JPEG, PNG):
-        data, plain = encoded(UPRIGHT, "TIFF", tiffinfo=tags), encoded(UPRIGHT, "TIFF")
-        assert convert(data, options).data == convert(plain, options).data
-
-
-def test_no_text_of_a_png_costs_the_picture_by_its_size() -> None:
-    data = png_with(png_chunk(b"zTXt", b"history\0\0" + zlib.compress(b"x" * 3_000_000)))
-    assert convert(data, PNG) == convert(png_with(), PNG)
-
-
-def test_a_profile_of_a_png_that_is_too_large_is_ignored() -> None:
-    profile = b"name\0\0" + zlib.compress(bytes((1 << 20) + 1))
-    plain = encoded(picture(), "PNG")
-    assert convert(plain[:33] + png_chunk(b"iCCP", profile) + plain[33:], PNG).data == convert(plain, PNG).data
+        assert convert(UNUSABLE[kind], options) == convert(plain, options)
 
 
 # The first of several pictures is there before the file ends.
@@ -193,10 +198,3 @@ def test_a_jpeg_without_its_last_marker_has_a_picture_if_that_is_allowed() -> No
     assert rejected(data[:-20], JPEG)[0] == "truncated"
     truncated = convert(data[:-2], jpeg(allow_truncated=True, jpeg_quality=100)).data
     assert np.abs(pixels(truncated).astype(int) - pixels(data)).max() < 9
-
-
-@pytest.mark.filterwarnings("ignore:::PIL")
-@pytest.mark.parametrize("exif", [b"garbage", b"MM\0*\xff\xff\xff\xff", turned(0).tobytes(), turned(9).tobytes()])
-def test_exif_without_a_valid_orientation_is_ignored(exif: bytes) -> None:
-    data = encoded(UPRIGHT, "PNG", exif=b"Exif\0\0" + exif.removeprefix(b"Exif\0\0"))
-    assert np.array_equal(pixels(convert(data, PNG).data), np.asarray(UPRIGHT))

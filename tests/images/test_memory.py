@@ -20,7 +20,7 @@ from beam_pipeline.images.containers import APP14, jpeg_segments
 from tests.images.kinds import cmyk, heic_kinds, png, png_chunk, turned, with_alpha, without_segment
 from tests.images.profiles import wide_profile
 from tests.images.test_codec import DEFAULTS, OWN_SIZE, rejected
-from tests.images.tiffs import YCBCR, page, tiff
+from tests.images.tiffs import BLACK_IS_ZERO, DEFLATE, YCBCR, page, tiff
 from tests.make import ROOT, encoded, picture
 
 JPEG = DEFAULTS._replace(format="jpeg")
@@ -111,14 +111,11 @@ def webp_claiming(width: int, height: int) -> bytes:
     return b"RIFF" + struct.pack("<I", len(data) + 12) + b"WEBPVP8L" + struct.pack("<I", len(data)) + data
 
 
-def tiff_claiming(tile: int) -> bytes:
-    """A small TIFF in a large tile, compressed."""
-    tags = {256: 16, 257: 16, 258: 8, 259: 8, 262: 1, 277: 1, 322: tile, 323: tile, 324: 8, 325: 4}
-    entries = b"".join(struct.pack("<HHII", tag, 4, 1, value) for tag, value in tags.items())
-    return b"II*\0" + struct.pack("<I", 12) + b"\x78\x9c\0\0" + struct.pack("<H", len(tags)) + entries + bytes(4)
-
-
 SMALL = picture(64, 64)
+_SIDES = {322: 40_000, 323: 40_000}
+IN_A_LARGE_TILE = tiff(
+    page(np.zeros((16, 16, 1), np.uint8), BLACK_IS_ZERO, compression=DEFLATE, tile=(16, 16), tags=_SIDES)
+)
 PROGRESSIVE = {"progressive": True, "subsampling": 0}
 # libjpeg keeps all coefficients of any JPEG that has more than one scan.
 A_SCAN_A_CHANNEL = encoded(SMALL, subsampling=0)
@@ -142,7 +139,7 @@ CLAIMS = [
     (claiming(encoded(SMALL, **PROGRESSIVE)), JPEG_OF_OWN_SIZE, "14000x12780 pixels of JPEG RGB", 2047),
     (claiming(A_SCAN_A_CHANNEL), JPEG_OF_OWN_SIZE, "14000x12780 pixels of JPEG RGB", 2047),
     (claiming(encoded(cmyk(SMALL), **PROGRESSIVE), 12_000, 12_000), JPEG, "12000x12000 pixels of JPEG CMYK", 1115),
-    (tiff_claiming(40_000), JPEG, "16x16 pixels of TIFF L", 1525),
+    (IN_A_LARGE_TILE, JPEG, "16x16 pixels of TIFF L", 1525),
     (claiming(encoded(SMALL)), JPEG_OF_OWN_SIZE, "", 1023),
     (claiming(encoded(SMALL, progressive=True, subsampling=2)), JPEG, "", 522),
     (png(14_000, 12_780, 8, 2, [b""]), JPEG, "", 682),

@@ -17,7 +17,7 @@ from beam_pipeline.errors import Reject
 from beam_pipeline.images import EncodedImage, ImageOptions, convert, memory
 from beam_pipeline.images.containers import APP0, APP14, COM, EOI, SOS, jpeg_segments
 from reader.pixels import decode_pixels, stored_shape
-from tests.images.kinds import UPRIGHT, every_kind, png_chunk, turned
+from tests.images.kinds import SIDEWAYS, UPRIGHT, every_kind, png_chunk, turned
 from tests.images.profiles import wide_profile
 from tests.images.test_codec import OWN_SIZE, pixels
 from tests.make import encoded, noise, picture
@@ -25,7 +25,6 @@ from tests.make import encoded, noise, picture
 JPEG = OWN_SIZE._replace(format="jpeg", channels=3)
 PNG = OWN_SIZE
 GRAY = OWN_SIZE._replace(channels=1)
-SIDEWAYS = UPRIGHT.transpose(Image.Transpose.ROTATE_90)
 
 pytestmark = pytest.mark.filterwarnings("ignore:::PIL")
 

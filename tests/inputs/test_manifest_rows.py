@@ -11,13 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from beam_pipeline import storage
 from beam_pipeline.config import Config
 from beam_pipeline.errors import UsageError
 from beam_pipeline.inputs.manifest_rows import box_notice, read_header, row_refs
 from beam_pipeline.inputs.references import ImageRef
 from beam_pipeline.schema import example
 from tests import make
+from tests.conftest import reached
 from tests.servers import Answer, Gcs, telling
 
 MD5 = "0123456789abcdef" * 2
@@ -359,14 +359,12 @@ def test_remote_sizes_come_from_listings_never_from_a_request_a_row(gcs: Gcs, ph
 
 
 def test_rows_with_sizes_need_no_listing_of_a_bucket_that_refuses_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
 ) -> None:
     table = [{"path": f"{folder}/{number}.jpg", "label": "x", "bytes": 5} for folder in "ab" for number in range(9)]
-    with telling(Answer(403, words="may not list")) as server:
-        monkeypatch.setenv("STORAGE_EMULATOR_HOST", server.url)
-        storage.storage_of.cache_clear()
+    refuses = telling(Answer(403, words="may not list"))
+    with refuses as server, reached({"STORAGE_EMULATOR_HOST": server.url}):
         refs = rows(jsonl(tmp_path / "m.jsonl", table), "gs://bucket/in")
-        storage.storage_of.cache_clear()
     assert {ref.source_bytes for ref in refs} == {5}
     assert len(server.requests) <= 1, "which would show archives"
 
