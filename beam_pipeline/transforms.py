@@ -59,6 +59,12 @@ class _OfConfig(beam.PTransform):  # type: ignore[misc]
         """The input and what decides bytes, for a job's page."""
         return {"input": self.config.input} | {name: str(value) for name, value in self.config.fingerprint().items()}
 
+    def _check_begin(self, begin: object) -> None:
+        """Raise a UsageError if this is applied to a collection: what Beam would say of it names an inner transform."""
+        if not isinstance(begin, beam.pvalue.PBegin):
+            what = f"{type(self).__name__}: apply it to the pipeline itself, it lists config.input"
+            raise UsageError(f"{what}; write images of your own to files, and name them in a --layout manifest")
+
 
 @dataclasses.dataclass(eq=False)
 class ListImages(_OfConfig):
@@ -73,6 +79,7 @@ class ListImages(_OfConfig):
     """
 
     def expand(self, pipeline: Any) -> beam.PCollection[ImageRef]:
+        self._check_begin(pipeline)
         pages, _ = pipeline | ListPages(resolve(self.config, for_output=False))
         return pages | "Flatten" >> beam.FlatMap(_refs)
 
@@ -98,6 +105,7 @@ class ReadImages(_OfConfig):
     """
 
     def expand(self, pipeline: Any) -> Any:
+        self._check_begin(pipeline)
         config = resolve(self.config, for_output=False).in_run(launcher=versions())
         pages, _ = pipeline | ListPages(config)
         convert = beam.FlatMap(_converted, config).with_output_types(ConvertedImage)
@@ -137,6 +145,7 @@ class WriteDataset(_OfConfig):
     """
 
     def expand(self, pipeline: Any) -> Any:
+        self._check_begin(pipeline)
         config = resolve(self.config)
         if config.plan_only or config.repair:
             raise UsageError("WriteDataset: leave out plan_only and repair, which imageshards write has")

@@ -157,11 +157,12 @@ def warnings(config: Config, manifest: Manifest) -> list[str]:
     if empty:
         named = first_few([repr(classes[number]) for number in empty])
         lines.append(f"no records of {plural(len(empty), 'class')}: {named}")
+    may_stratify = config.splits and not config.stratify and not isinstance(config.split_by, re.Pattern)
     for split, count in counts.items() if len(counts) > 1 else ():
         few = [number for number, records in enumerate(count) if records < _FEW and number not in empty]
         if few:
             named = first_few([f"{classes[number]!r} {count[number]}" for number in few])
-            fix = "; --stratify gives each class its share" if config.split_fractions and not config.stratify else ""
+            fix = "; --stratify gives each class its share" if may_stratify else ""
             lines.append(f"fewer than {_FEW} records of {plural(len(few), 'class')} in split {split!r}: {named}{fix}")
     lines += [f"split {split!r} got no images" for split in config.known_splits if split not in splits]
     for split, content in splits.items():

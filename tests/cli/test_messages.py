@@ -135,6 +135,14 @@ def test_warnings_are_of_few_shards_and_of_classes_with_few_images_in_a_split_th
     assert warnings(config(splits=None), manifest(splits={"train": split([1, 2])})) == []
 
 
+@pytest.mark.parametrize("more", [{"splits": None}, {"split_by": "(.*)_"}, {"stratify": True}])
+def test_classes_with_few_images_are_not_told_of_a_stratify_that_would_be_refused(more: dict[str, object]) -> None:
+    few = {"train": split([5, 5]), "validation": split([4, 9])}  # without `--splits` it is the table that names them
+    assert warnings(config(**more), manifest(splits=few)) == [
+        "fewer than 5 records of 1 class in split 'validation': 'a' 4"
+    ]
+
+
 @pytest.mark.parametrize(
     ("names", "told"),
     [

@@ -108,6 +108,14 @@ def test_a_transform_checks_when_it_is_applied_shows_its_flags_and_leaves_nothin
     assert shown.get("dataset", "none") == ("none" if transform is not WriteDataset else f"{tmp_path}/out/photos/1.0.0")
 
 
+@pytest.mark.parametrize("transform", [ListImages, ReadImages, WriteDataset])
+def test_a_transform_of_a_collection_says_what_it_is_applied_to(transform: Any, folder: Path, tmp_path: Path) -> None:
+    with pytest.raises(
+        UsageError, match=f"^{transform.__name__}: apply it to the pipeline itself, .*--layout manifest"
+    ):
+        beam.Pipeline(runner="FnApiRunner") | beam.Create([b"image"]) | transform(config(folder, tmp_path))
+
+
 def test_the_program_of_the_document_runs_as_written_after_the_readme(
     photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
