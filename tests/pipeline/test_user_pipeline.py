@@ -133,6 +133,13 @@ def test_a_transform_checks_when_it_is_applied_shows_its_flags_and_leaves_nothin
     assert shown.get("dataset", "none") == ("none" if transform is not WriteDataset else f"{tmp_path}/out/photos/1.0.0")
 
 
+@pytest.mark.parametrize("transform", [ListImages, ReadImages, WriteDataset])
+def test_a_collection_of_your_own_is_refused_by_the_transforms_name(transform: Any, folder: Path) -> None:
+    own = beam.Pipeline() | beam.Create([("circle", b"bytes")])
+    with pytest.raises(UsageError, match=f"^{transform.__name__} lists its images itself: apply it to the pipeline, "):
+        own | transform(Config(input=str(folder), output=f"{folder}/../out", name="own"))
+
+
 def test_the_program_of_the_document_runs_as_written_after_the_readme(
     photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
