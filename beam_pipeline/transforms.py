@@ -59,11 +59,13 @@ class _OfConfig(beam.PTransform):  # type: ignore[misc]
         """The input and what decides bytes, for a job's page."""
         return {"input": self.config.input} | {name: str(value) for name, value in self.config.fingerprint().items()}
 
-    def _check_begin(self, begin: object) -> None:
-        """Raise a UsageError if this is applied to a collection: what Beam would say of it names an inner transform."""
-        if not isinstance(begin, beam.pvalue.PBegin):
-            what = f"{type(self).__name__}: apply it to the pipeline itself, it lists config.input"
-            raise UsageError(f"{what}; write images of your own to files, and name them in a --layout manifest")
+    def _resolved(self, pipeline: Any, for_output: bool = True) -> Config:
+        if isinstance(pipeline, beam.PCollection):
+            what, manifest = type(self).__name__, "write your own images to files, and list them in a manifest"
+            raise UsageError(
+                f"{what} lists its images itself: apply it to the pipeline, not to a collection; {manifest}"
+            )
+        return resolve(self.config, for_output)
 
 
 @dataclasses.dataclass(eq=False)
@@ -79,8 +81,7 @@ class ListImages(_OfConfig):
     """
 
     def expand(self, pipeline: Any) -> beam.PCollection[ImageRef]:
-        self._check_begin(pipeline)
-        pages, _ = pipeline | ListPages(resolve(self.config, for_output=False))
+        pages, _ = pipeline | ListPages(self._resolved(pipeline, for_output=False))
         return pages | "Flatten" >> beam.FlatMap(_refs)
 
 
@@ -105,8 +106,7 @@ class ReadImages(_OfConfig):
     """
 
     def expand(self, pipeline: Any) -> Any:
-        self._check_begin(pipeline)
-        config = resolve(self.config, for_output=False).in_run(launcher=versions())
+        config = self._resolved(pipeline, for_output=False).in_run(launcher=versions())
         pages, _ = pipeline | ListPages(config)
         convert = beam.FlatMap(_converted, config).with_output_types(ConvertedImage)
         parts = pages | "ConvertImages" >> convert.with_outputs(_REJECTS, main="images")
@@ -145,8 +145,7 @@ class WriteDataset(_OfConfig):
     """
 
     def expand(self, pipeline: Any) -> Any:
-        self._check_begin(pipeline)
-        config = resolve(self.config)
+        config = self._resolved(pipeline)
         if config.plan_only or config.repair:
             raise UsageError("WriteDataset: leave out plan_only and repair, which imageshards write has")
         if not config.overwrite and read_manifest(config) is not None:

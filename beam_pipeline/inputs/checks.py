@@ -188,17 +188,17 @@ def _why_no_classes(config: Config, summary: ListingSummary) -> str:
 
 
 def read_labels(url: str, deadline_s: float) -> tuple[str, ...]:
-    """The lines of a labels file, in order.
+    """The lines of a labels file, in order; empty ones may follow the last.
 
     Raises:
-        UsageError: not there, empty, or a class twice.
+        UsageError: not there, empty, an empty line before a class (ids would move), or a class twice.
     """
     try:
         text = storage.open_storage(url, deadline_s).read(url).decode("utf-8-sig")
     except (FileNotFoundError, UnicodeDecodeError) as error:
         why = "not UTF-8" if isinstance(error, UnicodeDecodeError) else "no such file"
         raise wrong("--labels_file", url, f"{why}; give a UTF-8 text file, one class per line") from None
-    labels = tuple(class_name(line, "--labels_file: class") for line in text.splitlines() if line.strip())
+    labels = tuple(class_name(line, "--labels_file: class") for line in text.rstrip().splitlines())
     if not labels:
         raise wrong("--labels_file", url, "it is empty; write each class once, one per line")
     label, times = Counter(labels).most_common(1)[0]

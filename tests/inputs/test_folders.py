@@ -290,7 +290,14 @@ def test_class_names_that_are_fine_those_of_splits_too(tmp_path: Path) -> None:
         check_input(config(touch(tmp_path / str(number), *(f"{name}/1.jpg" for name in classes))))
 
 
-@pytest.mark.parametrize("data", [b"dog\ncat\n", b"dog\r\ncat", b"\xef\xbb\xbfdog\ncat\n", b"dog\n\ncat\n\n"])
+@pytest.mark.parametrize("data", [b"dog\ncat\n", b"dog\r\ncat", b"\xef\xbb\xbfdog\ncat\n", b"dog\ncat\n\n \n"])
 def test_labels_are_the_lines_of_their_file_in_their_order(tmp_path: Path, data: bytes) -> None:
     (tmp_path / "labels.txt").write_bytes(data)
     assert read_labels(str(tmp_path / "labels.txt"), 1) == ("dog", "cat")
+
+
+@pytest.mark.parametrize("data", [b"\ndog\ncat\n", b"dog\n\ncat\n", b"dog\r\n\r\ncat\r\n", b"dog\n \t\ncat"])
+def test_an_empty_line_before_a_class_is_refused_since_the_ids_after_it_would_move(tmp_path: Path, data: bytes) -> None:
+    (tmp_path / "labels.txt").write_bytes(data)
+    with pytest.raises(UsageError, match="--labels_file: class "):
+        read_labels(str(tmp_path / "labels.txt"), 1)
