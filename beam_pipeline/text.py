@@ -58,10 +58,8 @@ def first_few(names: Collection[str], most: int = 3) -> str:
 
 
 def nearest(given: str, names: Iterable[str], likeness: float = 0.6) -> str:
-    """The one that begins so, else the most similar name; "" if none is near: from 0, `likeness` goes to 1, equal."""
-    names = list(names)
-    begin = [name for name in names if name.startswith(given)] if len(given) > 3 else []
-    return begin[0] if len(begin) == 1 else next(iter(difflib.get_close_matches(given, names, 1, likeness)), "")
+    """The most similar name, "" if none is near: from 0, nothing in common, `likeness` goes to 1, equal."""
+    return next(iter(difflib.get_close_matches(given, names, 1, likeness)), "")
 
 
 def meant(given: str, names: Iterable[str], otherwise: str | None = None, shown: Callable[[str], str] = repr) -> str:

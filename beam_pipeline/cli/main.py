@@ -186,7 +186,8 @@ def _unknown(arguments: Sequence[str], flags: Collection[str], known: Collection
             pairs = zip(missing, values, strict=False)
             fix = f"did you mean {' '.join(f'{name} {shlex.quote(_hidden(value))}' for name, value in pairs)}?"
         return UsageError(f"unexpected argument {_hidden(flag)!r}: {fix}")
-    near = _nearest(flag, flags, 0.5)
+    begin = [one for one in flags if one.startswith(flag)]
+    near = begin[0] if len(begin) == 1 else _nearest(flag, flags, 0.5)
     return UsageError(f"unknown flag {flag!r}: {f'did you mean {near}?' if near else 'see --help'}")
 
 
