@@ -141,10 +141,9 @@ class Content:
         shapes: list[Any] = [*dict.fromkeys(rows.shape for rows in self.rows)]
         if len(shapes) > 1:
             found = " and ".join("x".join(map(str, shape)) for shape in shapes)
-            raise UsageError(
-                f"the sources have images of {found} (height, width, channels): give image_size=, if they "
-                "have as many channels"
-            )
+            alike = len({channels for *_, channels in shapes}) == 1
+            fix = "give image_size=" if alike else "write them with the same --channels"
+            raise UsageError(f"the sources have images of {found} (height, width, channels): {fix}")
         self.shape: tuple[int, int, int] = shapes[0]
         sizes = {size for part in parts for size in (part.info.image.min_size, part.info.image.max_size)}
         self._moves_pixels = sizes != {self.shape[:2]} or arguments.get("augment") is not None

@@ -142,6 +142,8 @@ def select(
     if not size:
         which = [f"classes={reprlib.repr(classes)}"] * (classes is not None) + ["where"] * (where is not None)
         raise UsageError(f"none of the {len(mask)} records of split {split!r} is selected by {' and '.join(which)}")
+    if size == len(mask) and where is not None:
+        _LOG.warning("where selects all %s of split %r: is it meant? classes are ids there", f"{size:,} records", split)
     if size == len(mask) and labels == tuple(range(info.num_classes)) and not or_all:
         return None
     return Selection(len(mask), size, np.packbits(mask).tobytes(), names, labels)

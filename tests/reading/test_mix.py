@@ -224,6 +224,10 @@ def test_sources_that_differ_are_refused(datasets: Datasets, tmp_path: Path) -> 
     large = shards.make_dataset(tmp_path / "1.0.0", {"train": [9]}, size=(16, 8))
     with pytest.raises(UsageError, match=r"the sources have images of 8x8x3 and 16x8x3 .*: give image_size"):
         reader.mix({datasets[0]: 1, large: 1}, global_batch_size=2)
+    grey = shards.make_dataset(tmp_path / "grey" / "1.0.0", {"train": [9]}, size=(8, 8), channels=1)
+    for more in ({}, {"image_size": 8}):  # which changes no channels
+        with pytest.raises(UsageError, match=r"images of 8x8x3 and 8x8x1 .*: write them with the same --channels$"):
+            reader.mix({datasets[0]: 1, grey: 1}, global_batch_size=2, **more)
     resized, _ = next(iter(reader.mix({datasets[0]: 1, large: 1}, global_batch_size=2, image_size=8)))
     assert resized.shape == (2, 8, 8, 3)
     with pytest.raises(UsageError, match=r"there is no 'number'"):
