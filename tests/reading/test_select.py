@@ -97,6 +97,13 @@ def test_all_classes_by_their_own_names_are_no_selection(info: reader.DatasetInf
     assert renamed is not None and renamed.size == 395 and [renamed.label(old) for old in range(3)] == [2, 1, 0]
 
 
+def test_a_function_that_selects_everything_is_told(info: reader.DatasetInfo, caplog: pytest.LogCaptureFixture) -> None:
+    assert select(info, "train", where=lambda columns: columns["class"] != 1) is not None and not caplog.messages
+    assert select(info, "train", where=lambda columns: columns["class"] != "cat") is None  # as NumPy compares
+    (said,) = caplog.messages
+    assert said.startswith("where selects all of the ") and said.endswith("class ids, and a name differs from each")
+
+
 def test_one_hot_labels_have_the_selected_classes(info: reader.DatasetInfo) -> None:
     batches = train(info, classes={"bird": "b", "dog": "a"}, labels="one_hot")
     assert batches.one_hot_classes == 2
