@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from beam_pipeline.errors import ImageShardsError, UsageError
-from beam_pipeline.text import meant, plural
+from beam_pipeline.text import meant
 from reader.info import DatasetInfo
 from reader.runs import Integers, SelectedTable
 from reader.tables import Array, Columns, read_columns
@@ -143,8 +143,7 @@ def select(
         which = [f"classes={reprlib.repr(classes)}"] * (classes is not None) + ["where"] * (where is not None)
         raise UsageError(f"none of the {len(mask)} records of split {split!r} is selected by {' and '.join(which)}")
     if size == len(mask) and where is not None:
-        what = f"where selects all of the {plural(size, 'record')} of split {split!r}"
-        _LOG.warning("%s: columns hold class ids, and a name differs from each", what)
+        _LOG.warning("where selects all %d records of split %r (columns['class'] holds ids, not names)", size, split)
     if size == len(mask) and labels == tuple(range(info.num_classes)) and not or_all:
         return None
     return Selection(len(mask), size, np.packbits(mask).tobytes(), names, labels)
