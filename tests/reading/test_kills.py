@@ -27,7 +27,7 @@ from tests.reading.test_resume import ADAPTERS, NUMBER, RECORDS, evals, seen, sh
 
 pytestmark = pytest.mark.soak
 LIVES, PASSES = 4, 4
-SEEDS = 1  # of 5, seven minutes, all passed
+SEEDS = 1  # with 5: 70 trainings, 280 kills in six minutes
 # Some begin at a position, and between lives an evaluation is stopped too.
 TRAININGS = [
     (adapter, seed, other) for adapter in (*ADAPTERS, "tensorflow") for seed in range(SEEDS) for other in (0, 1)
@@ -56,7 +56,7 @@ def lives(adapter: str, seed: int, is_other: int, url: str, folder: Path) -> Ite
     start = 0 if is_other else draw.choice((0, 7, 30))
     for number in range(LIVES):
         if is_other and number:
-            hosts, batch = draw.randint(1, most), draw.choice((6, 12, 24))
+            hosts, batch = draw.randint(1, most), draw.choice((12, 24))
         steps, is_last = draw.randrange(1, 16), number == LIVES - 1
         if is_last and is_other:
             hosts, batch = 1, 1 if adapter != "replicas" else 2
