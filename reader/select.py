@@ -10,9 +10,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-import logging
 import reprlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -30,8 +29,6 @@ Classes: TypeAlias = Sequence[str] | Mapping[str, str] | None
 Where: TypeAlias = "Callable[[Mapping[str, Array]], Any] | Selection | None"
 
 _NOT_SELECTED = -1
-
-_LOG = logging.getLogger("reader")
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,8 +139,6 @@ def select(
     if not size:
         which = [f"classes={reprlib.repr(classes)}"] * (classes is not None) + ["where"] * (where is not None)
         raise UsageError(f"none of the {len(mask)} records of split {split!r} is selected by {' and '.join(which)}")
-    if size == len(mask) and where is not None:
-        _LOG.warning("where selects all %d records of split %r (columns['class'] holds ids, not names)", size, split)
     if size == len(mask) and labels == tuple(range(info.num_classes)) and not or_all:
         return None
     return Selection(len(mask), size, np.packbits(mask).tobytes(), names, labels)
@@ -180,11 +175,56 @@ def as_renames(classes: Iterable[str] | Mapping[str, str]) -> dict[str, str]:
     return dict(classes) if isinstance(classes, Mapping) else {name: name for name in classes}
 
 
+class _Numbers(np.ndarray[Any, Any]):
+    """A column for a user's function. Comparing it with a text is an error: to NumPy each number differs from it."""
+
+    def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **more: Any) -> Any:
+        _refuse_texts(inputs)
+        if "out" in more:
+            more["out"] = tuple(map(_plain, more["out"]))
+        return getattr(ufunc, method)(*map(_plain, inputs), **more)
+
+    def __array_function__(self, function: Any, types: Any, arguments: Any, more: Any) -> Any:  # such as np.isin
+        # A single text may be an option, as that of np.argsort(column, kind="stable").
+        _refuse_texts([one for one in (*arguments, *more.values()) if function is np.isin or not isinstance(one, str)])
+        return super().__array_function__(function, types, arguments, more)
+
+
+def _plain(value: Any) -> Any:
+    return value.view(np.ndarray) if isinstance(value, _Numbers) else value
+
+
+def _refuse_texts(values: Sequence[Any]) -> None:
+    is_of_numbers = any(isinstance(value, _Numbers) and value.dtype.kind in "biuf" for value in values)
+    for value in values if is_of_numbers else ():
+        some = value.flat if isinstance(value, np.ndarray) and value.dtype.kind in "SUO" else value
+        some = some if isinstance(some, np.flatiter | list | tuple | set | frozenset) else [some]
+        if any(isinstance(one, str | bytes) for one in some):
+            fix = "a column holds numbers, of classes the ids: info.classes.index('cat')"
+            raise UsageError(f"where compares a column with {reprlib.repr(value)}: {fix}")
+
+
+class _OfNumbers(Mapping[str, Array]):
+    """Columns for a user's function."""
+
+    def __init__(self, columns: Columns) -> None:
+        self._columns = columns
+
+    def __getitem__(self, name: str) -> Array:
+        return self._columns[name].view(_Numbers)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._columns)
+
+    def __len__(self) -> int:
+        return len(self._columns)
+
+
 def _called(where: Callable[[Mapping[str, Array]], Any], columns: Columns) -> Bools:
     from reader.pixels import call_user  # simplejpeg, which the command line does without
 
     try:
-        mask = call_user(where, columns)
+        mask = call_user(where, _OfNumbers(columns))
     except UsageError as error:
         raise (error.__cause__ if isinstance(error.__cause__, ImageShardsError) else error) from None
     if not isinstance(mask, np.ndarray) or mask.dtype != np.bool_ or mask.shape != (columns.records,):

@@ -97,11 +97,60 @@ def test_all_classes_by_their_own_names_are_no_selection(info: reader.DatasetInf
     assert renamed is not None and renamed.size == 395 and [renamed.label(old) for old in range(3)] == [2, 1, 0]
 
 
-def test_a_function_that_selects_everything_is_told(info: reader.DatasetInfo, caplog: pytest.LogCaptureFixture) -> None:
-    assert select(info, "train", where=lambda columns: columns["class"] != 1) is not None and not caplog.messages
-    assert select(info, "train", where=lambda columns: columns["class"] != "cat") is None  # as NumPy compares
-    (said,) = caplog.messages
-    assert said == "where selects all 395 records of split 'train' (columns['class'] holds ids, not names)"
+def doubled(column: Any) -> Any:
+    own = column.astype(float)
+    own *= 2
+    return own
+
+
+TEXTS: dict[str, Any] = {
+    "differs": lambda columns: columns["class"] != "cat",
+    "is": lambda columns: columns["class"] == "cat",
+    "in a larger condition": lambda columns: (columns["column:width"] > 3) & (columns["class"] != "cat"),
+    "one a record": lambda columns: columns["class"] != np.array(["cat"] * len(columns["class"])),
+    "objects": lambda columns: columns["class"] != np.array(["cat"] * len(columns["class"]), object),
+    "bytes": lambda columns: columns["class"] != b"cat",
+    "another column": lambda columns: columns["column:width"] != "3",
+    "none of several": lambda columns: ~np.isin(columns["class"], ["cat", "dog"]),
+    "none of one": lambda columns: ~np.isin(columns["class"], "cat"),
+    "none of a set": lambda columns: np.isin(columns["class"], np.array(["cat"]), invert=True),
+}
+
+
+@pytest.mark.parametrize("where", TEXTS.values(), ids=TEXTS)
+def test_a_number_compared_with_a_text_is_an_error_where_numpy_selects_every_record(
+    info: reader.DatasetInfo, where: Any
+) -> None:
+    with pytest.raises(
+        UsageError, match=r"^where compares a column with .*: a column holds numbers, of classes the ids"
+    ):
+        select(info, "train", where=where)
+
+
+@pytest.mark.parametrize(
+    "where",
+    [
+        lambda columns: columns["class"] != 1,
+        lambda columns: doubled(columns["class"]) != 2,
+        lambda columns: (np.argsort(columns["class"], kind="stable") >= 0) & (columns["class"] != 1),
+        lambda columns: columns["class"] != np.quantile([0, 1, 2], 0.5, method="nearest"),
+        lambda columns: (
+            (columns["class"] >= np.quantile(columns["class"], 0, method="lower")) & (columns["class"] != 1)
+        ),
+        lambda columns: np.array(["bird", "cat", "dog"])[columns["class"]] != "cat",
+        lambda columns: columns["class"].astype(str) != "1",
+        lambda columns: ~np.isin(columns["class"], [1]),
+        lambda columns: np.abs(columns["class"].astype(int) - 1) > 0,
+        lambda columns: np.logical_and(
+            columns["class"] != 1, columns["bytes"] > 0, out=np.ones(columns["class"].shape, bool)
+        ),
+    ],
+    ids=range(10),
+)
+def test_numbers_are_computed_with_as_arrays(info: reader.DatasetInfo, where: Any) -> None:
+    wanted = select(info, "train", classes=["bird", "dog"])
+    found = select(info, "train", where=where)
+    assert wanted is not None and found is not None and found.numbers().tolist() == wanted.numbers().tolist()
 
 
 def test_one_hot_labels_have_the_selected_classes(info: reader.DatasetInfo) -> None:
