@@ -19,13 +19,13 @@ def cpu_count(root: str = "/") -> int:
         root: where `proc` and `sys` are.
     """
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return min(cores, *_quotas(root))
+    return min([cores, *_quotas(root)])
 
 
 @cache  # asked for each window; a quota that changes while the process runs isn't seen
 def _quotas(root: str) -> list[int]:
-    """Cores of each quota, rounded up, and a number that is none."""
-    quotas = [1 << 30]
+    """Cores of each quota, rounded up."""
+    quotas = []
     for group in _groups(root, "cpu"):
         words = _text(group / "cpu.max").split() or [
             _text(group / f"cpu.cfs_{name}_us").strip() for name in ("quota", "period")

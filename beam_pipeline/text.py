@@ -70,8 +70,9 @@ def meant(given: str, names: Iterable[str], otherwise: str | None = None, shown:
         shown: how the name is written.
     """
     names = list(names)
-    parts = (name for name in names if name.startswith(given) or given.startswith(name) or name.endswith(f":{given}"))
-    if near := nearest(given, names) or next(parts, ""):
+    begin = [name for name in names if name.startswith(given)]
+    parts = (*begin, *(name for name in names if given.startswith(name) or name.endswith(f":{given}")))
+    if near := begin[0] if len(begin) == 1 else nearest(given, names) or next(iter(parts), ""):
         return f"did you mean {shown(near)}?"
     return f"there are {first_few(names, 20)}" if otherwise is None else otherwise
 

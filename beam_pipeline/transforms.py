@@ -60,11 +60,9 @@ class _OfConfig(beam.PTransform):  # type: ignore[misc]
         return {"input": self.config.input} | {name: str(value) for name, value in self.config.fingerprint().items()}
 
     def _resolved(self, pipeline: Any, for_output: bool = True) -> Config:
-        if isinstance(pipeline, beam.PCollection):
-            what, manifest = type(self).__name__, "write your own images to files, and list them in a manifest"
-            raise UsageError(
-                f"{what} lists its images itself: apply it to the pipeline, not to a collection; {manifest}"
-            )
+        if not isinstance(pipeline, beam.pvalue.PBegin):
+            what = f"{type(self).__name__} lists its images itself: apply it to the pipeline, not to a collection"
+            raise UsageError(f"{what}; write your own images to files, and list them in a manifest")
         return resolve(self.config, for_output)
 
 

@@ -98,7 +98,7 @@ def begins(rule: Rule, hosts: int) -> Integers:
     errors = np.stack(
         [rule.count(source, rows) * rule.period - rows * weight for source, weight in enumerate(rule.weights)]
     )
-    lowest, highest = (bound(errors, axis=(1, 2), keepdims=True) for bound in (np.min, np.max))
+    lowest, highest = errors.min(axis=(1, 2), keepdims=True), errors.max(axis=(1, 2), keepdims=True)
     off = np.maximum(highest - errors, errors - lowest).max(axis=0)  # of any share later, begun here
     chosen: Integers = rows[np.arange(hosts), off.argmin(axis=1)]
     return chosen

@@ -20,7 +20,7 @@ from beam_pipeline.cli.quiet import only_our_lines
 from beam_pipeline.cli.run import launched
 from beam_pipeline.config import FLAGS, Config
 from beam_pipeline.errors import EXIT_OK, INTERRUPTED, ImageShardsError, UnforeseenError, UsageError, print_error
-from beam_pipeline.text import nearest, one_line, print_line
+from beam_pipeline.text import meant, nearest, one_line, print_line
 
 _USAGE = "imageshards write --input DIR --output ROOT --name NAME [FLAG ...] [BEAM OPTION ...]"
 _EPILOG = """\
@@ -186,9 +186,8 @@ def _unknown(arguments: Sequence[str], flags: Collection[str], known: Collection
             pairs = zip(missing, values, strict=False)
             fix = f"did you mean {' '.join(f'{name} {shlex.quote(_hidden(value))}' for name, value in pairs)}?"
         return UsageError(f"unexpected argument {_hidden(flag)!r}: {fix}")
-    begin = [one for one in flags if one.startswith(flag)]
-    near = begin[0] if len(begin) == 1 else _nearest(flag, flags, 0.5)
-    return UsageError(f"unknown flag {flag!r}: {f'did you mean {near}?' if near else 'see --help'}")
+    name = flag.lstrip("-").replace("-", "_")
+    return UsageError(f"unknown flag {flag!r}: {meant(f'--{name}', flags, 'see --help', str)}")
 
 
 def _hidden(value: str) -> str:

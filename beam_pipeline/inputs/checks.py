@@ -198,7 +198,10 @@ def read_labels(url: str, deadline_s: float) -> tuple[str, ...]:
     except (FileNotFoundError, UnicodeDecodeError) as error:
         why = "not UTF-8" if isinstance(error, UnicodeDecodeError) else "no such file"
         raise wrong("--labels_file", url, f"{why}; give a UTF-8 text file, one class per line") from None
-    labels = tuple(class_name(line, "--labels_file: class") for line in text.rstrip().splitlines())
+    lines = text.splitlines()
+    while lines and not lines[-1].strip():
+        lines.pop()
+    labels = tuple(class_name(line, "--labels_file: class") for line in lines)
     if not labels:
         raise wrong("--labels_file", url, "it is empty; write each class once, one per line")
     label, times = Counter(labels).most_common(1)[0]

@@ -296,8 +296,10 @@ def test_labels_are_the_lines_of_their_file_in_their_order(tmp_path: Path, data:
     assert read_labels(str(tmp_path / "labels.txt"), 1) == ("dog", "cat")
 
 
-@pytest.mark.parametrize("data", [b"\ndog\ncat\n", b"dog\n\ncat\n", b"dog\r\n\r\ncat\r\n", b"dog\n \t\ncat"])
-def test_an_empty_line_before_a_class_is_refused_since_the_ids_after_it_would_move(tmp_path: Path, data: bytes) -> None:
+@pytest.mark.parametrize(
+    "data", [b"\ndog\ncat\n", b"dog\n\ncat\n", b"dog\ncat ", b"dog\r\n\r\ncat\r\n", b"dog\n \t\ncat"]
+)
+def test_an_empty_line_before_a_class_or_white_space_around_one_is_refused(tmp_path: Path, data: bytes) -> None:
     (tmp_path / "labels.txt").write_bytes(data)
     with pytest.raises(UsageError, match="--labels_file: class "):
         read_labels(str(tmp_path / "labels.txt"), 1)
